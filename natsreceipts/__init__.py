@@ -1,0 +1,1 @@
+"""Tool-call receipts for AI agents on NATS JetStream."""

@@ -1,0 +1,315 @@
+"""The errors that a host can get: what happened, to which key, and what to do next.
+
+A class's docstring is its default message. Every error pickles, so that it can cross a process
+boundary, and every error that came from elsewhere has that cause chained (``__cause__``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self, cast
+
+if TYPE_CHECKING:
+    from natsreceipts.identity import ReceiptKey
+
+__all__ = [
+    "AmbiguousCall",
+    "BucketReplaced",
+    "CallInFlight",
+    "CallWithdrawn",
+    "CorruptRecord",
+    "InvalidName",
+    "InvalidSetting",
+    "LeaseLost",
+    "NatsReceiptsError",
+    "NoActiveRun",
+    "NotApplied",
+    "NotCanonical",
+    "NotClaimed",
+    "NotProvisioned",
+    "NotRecorded",
+    "PermissionDenied",
+    "ReceiptErased",
+    "ReceiptError",
+    "ResultNotSet",
+    "ServerUnavailable",
+    "Unreachable",
+    "UnsupportedRecord",
+]
+
+
+def _rebuild(cls: type[NatsReceiptsError], args: tuple[object, ...], state: dict[str, Any]) -> NatsReceiptsError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class NatsReceiptsError(Exception):
+    """Something went wrong in natsreceipts."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+    def because(self, cause: BaseException | None) -> Self:
+        """Chain ``cause`` and return self, for errors that are handed on before they are raised."""
+        self.__cause__ = cause
+        return self
+
+
+class NotCanonical(NatsReceiptsError):
+    """A value has no canonical JSON form. ``path`` says where, ``reason`` why (``$.to[3]``)."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path} cannot be part of a call's identity: {reason}")
+
+
+class InvalidName(NatsReceiptsError):
+    """A name (tenant, run, tool, namespace, …) that cannot be used; nothing was written."""
+
+    def __init__(self, what: str, value: object, reason: str) -> None:
+        self.what = what
+        self.value = value
+        self.reason = reason
+        shown = repr(value)
+        if len(shown) > 80:
+            shown = shown[:77] + "..."
+        super().__init__(f"{what} {shown} cannot be used: {reason}")
+
+
+class InvalidSetting(NatsReceiptsError):
+    """A setting of a call, a toolkit or a bucket that cannot be used; nothing was written."""
+
+
+class Unreachable(NatsReceiptsError):
+    """No NATS server answered. Nothing was concluded from that; try again when the server is back."""
+
+    key: ReceiptKey | str | None = None
+
+
+class PermissionDenied(NatsReceiptsError):
+    """The server refuses this connection a subject that it needs."""
+
+    key: ReceiptKey | str | None = None
+
+    def __init__(self, operation: str, subject: str) -> None:
+        self.operation = operation
+        self.subject = subject
+        super().__init__(
+            f"the server does not let this connection {operation} {subject!r}: "
+            f"allow {operation} on that subject for this user, then connect again"
+        )
+
+
+class NotProvisioned(NatsReceiptsError):
+    """A bucket or stream that the toolkit needs does not exist, or its settings break the promises."""
+
+    def __init__(self, bucket: str, problem: str = "does not exist") -> None:
+        self.bucket = bucket
+        self.problem = problem
+        super().__init__(
+            f"bucket {bucket!r} {problem}: make it once with natsreceipts.connect(..., provision=True), "
+            f"using credentials that may create streams"
+        )
+
+
+class ServerUnavailable(NatsReceiptsError):
+    """No nats-server of our own could be started (``embedded``)."""
+
+
+class NoActiveRun(NatsReceiptsError):
+    """A guarded tool was called outside a run: wrap the turn in ``async with toolkit.run(tenant, run):``."""
+
+
+class NotApplied(NatsReceiptsError):
+    """Raised *by a tool*: the effect did not happen and can no longer happen, so it may be tried again.
+
+    It speaks only for the innermost guarded call that it leaves; to an outer call it is an ordinary
+    error. Raise it only where that is known (the request was refused, the connection never opened):
+    a time-out after the request went out is not such a case.
+    """
+
+
+class BucketReplaced(NatsReceiptsError):
+    """The bucket was deleted, replaced or restored while this toolkit was using it."""
+
+    key: ReceiptKey | str | None = None
+
+    def __init__(self, bucket: str, evidence: str) -> None:
+        self.bucket = bucket
+        self.evidence = evidence
+        super().__init__(
+            f"bucket {bucket!r} is not the one that this toolkit connected to ({evidence}): receipts of earlier "
+            f"calls may be missing, so nothing more is executed through this connection. Find out what happened "
+            f"to the stream KV_{bucket}, restore it if receipts were lost, then connect again"
+        )
+
+
+class ReceiptError(NatsReceiptsError):
+    """An error about one call. ``key`` names it: a ReceiptKey, or the KV key where no names are known."""
+
+    key: ReceiptKey | str
+
+    def __init__(self, key: ReceiptKey | str, message: str) -> None:
+        self.key = key
+        super().__init__(f"{_named(key)}: {message}")
+
+
+def _named(key: ReceiptKey | str) -> str:
+    return key if isinstance(key, str) else f"{key.tool} in run {key.run} of {key.tenant} ({key.kv_key})"
+
+
+class CallInFlight(ReceiptError):
+    """Another attempt of this call holds a live lease. Come back in ``retry_after`` seconds."""
+
+    def __init__(self, key: ReceiptKey | str, *, retry_after: float, reason: str = "") -> None:
+        self.retry_after = retry_after
+        why = reason or "another attempt of this call holds a live lease"
+        super().__init__(key, f"{why}; nothing was executed here, come back in {retry_after:.1f} s")
+
+
+class AmbiguousCall(ReceiptError):
+    """An earlier attempt may or may not have had its effect, and nothing here can tell.
+
+    The call is refused until a person or a verifier settles it. ``model_text`` says so to a model.
+    ``revision`` is the revision to resolve on, ``attempts`` the number of attempts so far.
+    """
+
+    def __init__(self, key: ReceiptKey | str, *, revision: int, attempts: int, detail: str = "") -> None:
+        self.revision = revision
+        self.attempts = attempts
+        self.detail = detail
+        because = f" ({detail})" if detail else ""
+        super().__init__(
+            key,
+            f"attempt {attempts} may or may not have had its effect{because}; it is not repeated. Find out in the "
+            f"outside world whether it landed, then settle revision {revision} as completed or as not applied",
+        )
+
+    @property
+    def model_text(self) -> str:
+        """What to tell the model as the result of this tool call."""
+        tool = self.key if isinstance(self.key, str) else self.key.tool
+        return (
+            f"The outcome of this call of {tool} is unknown: an earlier attempt was cut off and may or may not have "
+            f"taken effect. It was not repeated. An identical call will be refused until a person has settled it. "
+            f"Do not assume either outcome: check what you can by other means, or report that it is pending."
+        )
+
+
+class LeaseLost(ReceiptError):
+    """This attempt no longer owns the call; its outcome was not recorded.
+
+    ``result`` is what the body returned, if it had returned (``has_result``).
+    """
+
+    def __init__(
+        self, key: ReceiptKey | str, reason: str, *, result: object = None, has_result: bool = False
+    ) -> None:
+        self.result = result
+        self.has_result = has_result
+        super().__init__(
+            key,
+            f"this attempt lost the call ({reason}); what it did is not on record here. The receipt says who owns "
+            f"the call now: repeat the call to follow it",
+        )
+
+
+class CallWithdrawn(ReceiptError):
+    """The model was told that this call never started; a claim from before that is refused."""
+
+    def __init__(self, key: ReceiptKey | str) -> None:
+        super().__init__(
+            key,
+            "the session was closed over this call, so the model was told that it did not start; nothing was "
+            "executed. Wake the session and go on from its newest entry",
+        )
+
+
+class ReceiptErased(ReceiptError):
+    """The receipt was deleted by hand. That is not the same as a call that never happened."""
+
+    def __init__(self, key: ReceiptKey | str, *, bucket: str, revision: int) -> None:
+        self.bucket = bucket
+        self.revision = revision
+        super().__init__(
+            key,
+            f"a delete marker stands at revision {revision} of bucket {bucket!r}, so what happened to this call is "
+            f"no longer known; nothing was executed. Find out in the outside world whether the call landed, then "
+            f"settle that revision as completed or as not applied",
+        )
+
+
+class ResultNotSet(ReceiptError):
+    """A ``call`` body ended well without setting ``call.result``."""
+
+    def __init__(self, key: ReceiptKey | str, *, status: str) -> None:
+        self.status = status
+        super().__init__(
+            key,
+            f"the body ended without a result, so nothing was completed by accident and the receipt is {status}. "
+            f"Set call.result in the body (None is a result) and settle this call by hand",
+        )
+
+
+class NotClaimed(ReceiptError):
+    """The call could not be claimed. Nothing was executed, and this attempt never will be."""
+
+    def __init__(self, key: ReceiptKey | str, reason: str) -> None:
+        super().__init__(key, f"could not be claimed ({reason}); nothing was executed. Repeat the call later")
+
+
+class NotRecorded(ReceiptError):
+    """The body ran, and its outcome could not be written down. ``result`` is what it returned."""
+
+    def __init__(
+        self, key: ReceiptKey | str, reason: str, *, result: object = None, has_result: bool = False
+    ) -> None:
+        self.result = result
+        self.has_result = has_result
+        super().__init__(
+            key,
+            f"the body was executed and its outcome could not be recorded ({reason}). Do not execute it again: "
+            f"repeat the call in this process, which first finishes the record, or settle the receipt by hand",
+        )
+
+
+class CorruptRecord(ReceiptError):
+    """A value in a bucket that cannot be read. It is never treated as absent."""
+
+    def __init__(self, bucket: str, key: ReceiptKey | str, revision: int, reason: str) -> None:
+        self.bucket = bucket
+        self.revision = revision
+        self.reason = reason
+        super().__init__(
+            key,
+            f"revision {revision} in bucket {bucket!r} cannot be read ({reason}); nothing was executed. "
+            f"Look at it with `nats kv get {bucket} KEY --revision {revision} --raw` and put back the last good "
+            f"revision from `nats kv history {bucket} KEY`",
+        )
+
+
+class UnsupportedRecord(ReceiptError):
+    """A record of a newer format than this version reads."""
+
+    def __init__(self, bucket: str, key: ReceiptKey | str, revision: int, version: object) -> None:
+        self.bucket = bucket
+        self.revision = revision
+        self.version = version
+        super().__init__(
+            key,
+            f"revision {revision} in bucket {bucket!r} has format version {version!r}, and this version of "
+            f"natsreceipts reads version 1; nothing was executed. Upgrade natsreceipts in this worker",
+        )
+
+
+def with_key(error: NatsReceiptsError, key: ReceiptKey | str) -> NatsReceiptsError:
+    """Fill in the key of an error that arose below the level where keys are known."""
+    if getattr(error, "key", None) is None:
+        cast("Any", error).key = key
+        error.args = (f"{_named(key)}: {error.args[0]}", *error.args[1:])
+    return error
