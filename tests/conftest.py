@@ -1,0 +1,103 @@
+"""Fixtures over a real nats-server: one for all the tests of a process, or one of a test's own.
+
+``NATS_URL`` makes the shared server an existing one. Tests that kill, pause or restart a server ask for
+``own_server``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import nats
+import pytest
+
+from natsreceipts.embedded import embedded
+from natsreceipts.errors import ServerUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from nats.aio.client import Client
+
+    from natsreceipts.embedded import EmbeddedServer
+
+
+class GivenServer:
+    """The server that ``NATS_URL`` names. It is not ours to stop."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        self.url = url
+        self.host = parts.hostname or "127.0.0.1"
+        self.port = parts.port or 4222
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[EmbeddedServer | GivenServer]:
+    """One server for all the tests of this process: use the ``namespace`` fixture to keep them apart."""
+    if url := os.environ.get("NATS_URL"):
+        yield GivenServer(url)
+        return
+    shared = embedded()
+    with asyncio.Runner(
+        loop_factory=asyncio.new_event_loop
+    ) as runner:  # a factory leaves the tests' loop alone
+        runner.run(shared.__aenter__())
+        try:
+            yield shared
+        finally:
+            runner.run(shared.__aexit__(None, None, None))
+
+
+@pytest.fixture
+def namespace() -> str:
+    """A fresh namespace, ``[a-z0-9]+``."""
+    return f"t{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+async def own_server() -> AsyncIterator[EmbeddedServer]:
+    """A server that the test may kill, pause and restart. Skipped where only ``NATS_URL`` is to be had."""
+    own = embedded()
+    try:
+        await own.__aenter__()
+    except ServerUnavailable as error:
+        if os.environ.get("NATS_URL"):
+            pytest.skip(f"needs a server of its own: {error}")
+        raise
+    try:
+        yield own
+    finally:
+        await own.__aexit__(None, None, None)
+
+
+@pytest.fixture
+async def nc(server: EmbeddedServer | GivenServer) -> AsyncIterator[Client]:
+    """A plain nats-py client connected to ``server``."""
+    client = await nats.connect(server.url)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_task_left(request: pytest.FixtureRequest) -> None:
+    """Being autouse it is set up first and checks last: no other fixture is open then, so nothing may run."""
+    if asyncio.iscoroutinefunction(getattr(request.node, "obj", None)):
+        request.getfixturevalue("_task_check")
+
+
+@pytest.fixture
+async def _task_check() -> AsyncIterator[None]:
+    yield
+    for _ in range(20):  # tasks that were cancelled and not waited for
+        await asyncio.sleep(0)
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, (
+        f"the test left tasks behind: {sorted(task.get_name() + repr(task.get_coro()) for task in left)}"
+    )
