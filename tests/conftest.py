@@ -17,6 +17,7 @@ import pytest
 
 from natsreceipts.embedded import embedded
 from natsreceipts.errors import ServerUnavailable
+from natsreceipts.testing import FaultProxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -43,9 +44,7 @@ def server() -> Iterator[EmbeddedServer | GivenServer]:
         yield GivenServer(url)
         return
     shared = embedded()
-    with asyncio.Runner(
-        loop_factory=asyncio.new_event_loop
-    ) as runner:  # a factory leaves the tests' loop alone
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:  # a factory leaves the tests' loop alone
         runner.run(shared.__aenter__())
         try:
             yield shared
@@ -76,6 +75,21 @@ async def own_server() -> AsyncIterator[EmbeddedServer]:
 
 
 @pytest.fixture
+async def proxy(server: EmbeddedServer | GivenServer) -> AsyncIterator[FaultProxy]:
+    """A proxy before ``server``, to lose what the test says."""
+    host = server.host if isinstance(server, GivenServer) else "127.0.0.1"
+    async with FaultProxy(host, server.port) as faults:
+        yield faults
+
+
+@pytest.fixture
+async def own_proxy(own_server: EmbeddedServer) -> AsyncIterator[FaultProxy]:
+    """A proxy before ``own_server``."""
+    async with FaultProxy("127.0.0.1", own_server.port) as faults:
+        yield faults
+
+
+@pytest.fixture
 async def nc(server: EmbeddedServer | GivenServer) -> AsyncIterator[Client]:
     """A plain nats-py client connected to ``server``."""
     client = await nats.connect(server.url)
@@ -98,6 +112,4 @@ async def _task_check() -> AsyncIterator[None]:
     for _ in range(20):  # tasks that were cancelled and not waited for
         await asyncio.sleep(0)
     left = asyncio.all_tasks() - {asyncio.current_task()}
-    assert not left, (
-        f"the test left tasks behind: {sorted(task.get_name() + repr(task.get_coro()) for task in left)}"
-    )
+    assert not left, f"the test left tasks behind: {sorted(task.get_name() + repr(task.get_coro()) for task in left)}"
