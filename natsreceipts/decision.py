@@ -1,14 +1,14 @@
 """What to do about the receipt that was found. Pure: no clock, no NATS, no I/O.
 
-=============================  =========  =====================
-state                          opaque     idempotent, resumable
-=============================  =========  =====================
-absent                         execute 1  execute 1
-completed                      replay     replay
-failed, n attempts             execute    execute n+1
-running, lease live            wait       wait
-running, lease expired         ambiguous  execute n+1
-=============================  =========  =====================
+==================================  ===========  =====================
+state                               opaque       idempotent, resumable
+==================================  ===========  =====================
+absent                              execute 1    execute 1
+completed                           replay       replay
+failed, n attempts                  execute n+1  execute n+1
+running, n attempts, lease live     wait         wait
+running, n attempts, lease expired  ambiguous    execute n+1
+==================================  ===========  =====================
 
 A ``read`` is always executed, as attempt 1: it has no receipt.
 """
@@ -172,9 +172,7 @@ def decide(state: ReceiptState, effect: Effect | str) -> Decision:
             #
             # From here all of these look alike. Only an effect that can be repeated may be repeated.
             if effect is Effect.OPAQUE:
-                return Ambiguous(
-                    f"attempt {attempts} claimed the call and its lease ended without an outcome"
-                )
+                return Ambiguous(f"attempt {attempts} claimed the call and its lease ended without an outcome")
             return Execute(attempt=attempts + 1)
 
 
