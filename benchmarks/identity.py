@@ -63,8 +63,7 @@ def main() -> None:
     print(f"args_hash                        {mine:6.2f} µs   {ratio:.2f} times")
     hashed = ours()
     key = statistics.median(
-        microseconds(lambda: ReceiptKey("acme", "order-42", "send_email", hashed).kv_key)
-        for _ in range(ROUNDS)
+        microseconds(lambda: ReceiptKey("acme", "order-42", "send_email", hashed).kv_key) for _ in range(ROUNDS)
     )
     print(f"ReceiptKey(...).kv_key           {key:6.2f} µs")
 
