@@ -1,1 +1,86 @@
-"""Tool-call receipts for AI agents on NATS JetStream."""
+"""Tool-call receipts for AI agents on NATS JetStream: a killed worker's side effect does not happen twice.
+
+Guard a tool's call, and a retry of it, in this process or another, gets the first one's result:
+
+    async with natsreceipts.connect("nats://127.0.0.1:4222") as toolkit:
+        run = toolkit.run("acme", "order-42")
+        result = await run.execute("send_email", args, lambda: send_email(**args))
+"""
+
+from __future__ import annotations
+
+from natsreceipts.decision import Effect
+from natsreceipts.embedded import EmbeddedServer, embedded
+from natsreceipts.errors import (
+    AmbiguousCall,
+    BucketReplaced,
+    CallInFlight,
+    CallTimedOut,
+    CallWithdrawn,
+    CorruptRecord,
+    InvalidName,
+    InvalidSetting,
+    LeaseLost,
+    NatsReceiptsError,
+    NoActiveRun,
+    NotApplied,
+    NotCanonical,
+    NotClaimed,
+    NotProvisioned,
+    NotRecorded,
+    PermissionDenied,
+    ReceiptErased,
+    ReceiptError,
+    ResultNotSet,
+    ServerUnavailable,
+    Unreachable,
+    UnsupportedRecord,
+)
+from natsreceipts.guard import Call
+from natsreceipts.identity import ReceiptKey, args_hash, canonical_json, hmac_digest, sha256_hex
+from natsreceipts.receipts import Receipt, ReceiptStore
+from natsreceipts.run import Run
+from natsreceipts.toolkit import Toolkit, connect
+from natsreceipts.tools import Tool, tool
+
+__all__ = [
+    "AmbiguousCall",
+    "BucketReplaced",
+    "Call",
+    "CallInFlight",
+    "CallTimedOut",
+    "CallWithdrawn",
+    "CorruptRecord",
+    "Effect",
+    "EmbeddedServer",
+    "InvalidName",
+    "InvalidSetting",
+    "LeaseLost",
+    "NatsReceiptsError",
+    "NoActiveRun",
+    "NotApplied",
+    "NotCanonical",
+    "NotClaimed",
+    "NotProvisioned",
+    "NotRecorded",
+    "PermissionDenied",
+    "Receipt",
+    "ReceiptErased",
+    "ReceiptError",
+    "ReceiptKey",
+    "ReceiptStore",
+    "ResultNotSet",
+    "Run",
+    "ServerUnavailable",
+    "Tool",
+    "Toolkit",
+    "Unreachable",
+    "UnsupportedRecord",
+    "args_hash",
+    "canonical_json",
+    "connect",
+    "embedded",
+    "hmac_digest",
+    "sha256_hex",
+    "tool",
+]

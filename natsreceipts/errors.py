@@ -15,6 +15,7 @@ __all__ = [
     "AmbiguousCall",
     "BucketReplaced",
     "CallInFlight",
+    "CallTimedOut",
     "CallWithdrawn",
     "CorruptRecord",
     "InvalidName",
@@ -207,15 +208,26 @@ class LeaseLost(ReceiptError):
     ``result`` is what the body returned, if it had returned (``has_result``).
     """
 
-    def __init__(
-        self, key: ReceiptKey | str, reason: str, *, result: object = None, has_result: bool = False
-    ) -> None:
+    def __init__(self, key: ReceiptKey | str, reason: str, *, result: object = None, has_result: bool = False) -> None:
         self.result = result
         self.has_result = has_result
         super().__init__(
             key,
             f"this attempt lost the call ({reason}); what it did is not on record here. The receipt says who owns "
             f"the call now: repeat the call to follow it",
+        )
+
+
+class CallTimedOut(ReceiptError, TimeoutError):
+    """The body ran longer than ``timeout`` seconds and was cancelled. The receipt is ``status``."""
+
+    def __init__(self, key: ReceiptKey | str, *, timeout: float, status: str) -> None:
+        self.timeout = timeout
+        self.status = status
+        super().__init__(
+            key,
+            f"the body ran longer than its time-out of {timeout:g} s and was cancelled, so the receipt is {status}. "
+            f"Repeat the call: it goes on from there",
         )
 
 
@@ -266,9 +278,7 @@ class NotClaimed(ReceiptError):
 class NotRecorded(ReceiptError):
     """The body ran, and its outcome could not be written down. ``result`` is what it returned."""
 
-    def __init__(
-        self, key: ReceiptKey | str, reason: str, *, result: object = None, has_result: bool = False
-    ) -> None:
+    def __init__(self, key: ReceiptKey | str, reason: str, *, result: object = None, has_result: bool = False) -> None:
         self.result = result
         self.has_result = has_result
         super().__init__(

@@ -1,0 +1,290 @@
+"""A KV bucket over raw JetStream requests: the verbs of the seam, and what each answer of the server proves.
+
+nats-py's own KV is not used: its ``create`` writes over delete markers and leaks the errors of a hidden read, its
+errors hide whether a conflict was 10071 or 10164, its reads carry no time, and its STREAM.INFO drops the server's
+clock (all measured).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import datetime as dt
+import random
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import from_json, to_json
+
+from natsreceipts._jetstream.connection import Connection, NoResponders, NotSent, Reply
+from natsreceipts._jetstream.seam import (
+    Accepted,
+    Clock,
+    Conflict,
+    Entry,
+    Hint,
+    Outcome,
+    Refused,
+    RivalInFlight,
+    Unknown,
+)
+from natsreceipts.errors import (
+    BucketReplaced,
+    NatsReceiptsError,
+    NotProvisioned,
+    PermissionDenied,
+    Unreachable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from nats.aio.msg import Msg
+
+__all__ = ["JetStreamBucket", "JetStreamError", "api_error", "nanoseconds"]
+
+_WRONG_LAST_SEQUENCE = 10071
+_RIVAL_IN_FLIGHT = 10164
+_NO_MESSAGE = 10037
+_STREAM_NOT_FOUND = 10059
+_STORE_FAILED = 10077
+
+_DEFINITE = frozenset(
+    {
+        10049,  # stream store failed at the header: an expectation that cannot be parsed
+        10054,  # message size exceeds maximum allowed
+        10060,  # expected stream does not match
+        10097,  # header size exceeds maximum allowed
+        10109,  # invalid operation on a sealed stream
+        10111,  # rollup not permitted
+        10166,  # per-message TTL is disabled
+    }
+)
+"""Refusals that a server gives before it stores anything. Everything that is not listed proves nothing."""
+
+_FULL = ("maximum bytes exceeded", "maximum messages exceeded", "maximum messages per subject exceeded")
+"""10077 is also the generic "store failed"; only these texts speak of the bucket's settings (measured)."""
+
+
+class JetStreamError(NatsReceiptsError):
+    """The server refused a request."""
+
+    def __init__(self, code: int, description: str) -> None:
+        self.code = code
+        self.description = description
+        super().__init__(f"JetStream error {code}: {description}")
+
+
+def api_error(answer: dict[str, Any]) -> JetStreamError | None:
+    """The error in an answer of the JetStream API, if it holds one."""
+    error = answer.get("error")
+    if not isinstance(error, dict):
+        return None
+    found: dict[str, Any] = error  # pyright: ignore[reportUnknownVariableType]
+    return JetStreamError(int(found.get("err_code") or found.get("code") or 0), str(found.get("description") or ""))
+
+
+def nanoseconds(rfc3339: str) -> int:
+    """A server timestamp (up to nine digits of a second) as nanoseconds since the epoch."""
+    head, _, rest = rfc3339.rstrip("Z").partition(".")
+    seconds = int(dt.datetime.fromisoformat(head).replace(tzinfo=dt.UTC).timestamp())
+    return seconds * 1_000_000_000 + int(rest.ljust(9, "0")[:9] or 0)
+
+
+class JetStreamBucket:
+    """One bucket on one connection. Made by the toolkit, which has looked at the stream before."""
+
+    def __init__(self, connection: Connection, name: str, *, created: str, high_water: int, replicas: int) -> None:
+        self.name = name
+        self.high_water = high_water
+        self.replicas = replicas
+        self._connection = connection
+        self._stream = f"KV_{name}"
+        self._subject = f"$KV.{name}."
+        self._created = created
+        self._replaced: BucketReplaced | None = None
+        self._msg_get = f"$JS.API.STREAM.MSG.GET.{self._stream}"
+        self._direct_get = f"$JS.API.DIRECT.GET.{self._stream}."
+        self._info = f"$JS.API.STREAM.INFO.{self._stream}"
+
+    async def put(self, key: str, value: bytes, *, expected: int, timeout: float) -> Outcome:
+        """One fenced write, sent once (see the seam)."""
+        if self._replaced is not None:
+            return Refused(self._replaced, retry=False)
+        try:
+            reply = await self._connection.request(
+                self._subject + key,
+                value,
+                timeout=timeout,
+                headers={"Nats-Expected-Last-Subject-Sequence": str(expected)},
+            )
+        except NotSent as error:
+            return Refused(error.cause, retry=error.retry)
+        except NoResponders:
+            return Refused(Unreachable(f"no stream takes writes to bucket {self.name!r} right now"), retry=True)
+        except PermissionDenied as error:
+            return Refused(error, retry=False)
+        except Unreachable as error:
+            return Unknown(error)
+        return self._outcome(reply)
+
+    def _outcome(self, reply: Reply) -> Outcome:
+        try:
+            answer = from_json(reply.data)
+            error = api_error(answer)
+            if error is None:
+                revision = int(answer["seq"])
+                if answer.get("stream") != self._stream:
+                    return Unknown(JetStreamError(0, f"stream {answer.get('stream')!r} took the write"))
+                self.high_water = max(self.high_water, revision)
+                return Accepted(revision)
+        except (ValueError, KeyError, TypeError, AttributeError) as unreadable:
+            return Unknown(unreadable)
+        if error.code == _WRONG_LAST_SEQUENCE:
+            return Conflict()
+        if error.code == _RIVAL_IN_FLIGHT:
+            return RivalInFlight()
+        full = error.code == _STORE_FAILED and error.description.lower() in _FULL
+        if full or error.code in _DEFINITE:
+            return Refused(error, retry=False)
+        return Unknown(error)
+
+    async def newest(self, key: str, *, timeout: float, leader: bool = True) -> Entry | None:
+        """The newest revision of a key (see the seam)."""
+        if leader:
+            return await self._get(key, {"last_by_subj": self._subject + key}, timeout)
+        reply = await self._ask(self._direct_get + self._subject + key, b"", timeout)
+        headers = reply.headers or {}
+        if headers.get("Status") == "404":
+            return None
+        try:
+            entry = Entry(
+                key,
+                int(headers["Nats-Sequence"]),
+                nanoseconds(headers["Nats-Time-Stamp"]),
+                reply.data,
+                erased=_is_marker(headers),
+            )
+        except (KeyError, ValueError) as error:
+            status = f"{headers.get('Status', '')} {headers.get('Description', '')}".strip()
+            raise Unreachable(f"bucket {self.name!r} gave no readable answer to a read ({status})").because(
+                error
+            ) from error
+        self.high_water = max(self.high_water, entry.revision)
+        return entry
+
+    async def successor(self, key: str, revision: int, *, timeout: float) -> Entry | None:
+        """The oldest kept revision above ``revision`` (see the seam)."""
+        return await self._get(key, {"seq": revision + 1, "next_by_subj": self._subject + key}, timeout)
+
+    async def keeps(self, key: str, revision: int, *, timeout: float) -> bool:
+        """Whether exactly this revision is still kept (see the seam)."""
+        entry = await self._get(key, {"seq": revision, "next_by_subj": self._subject + key}, timeout)
+        return entry is not None and entry.revision == revision
+
+    async def clock(self, *, timeout: float) -> Clock:
+        """The leader's clock, and a look whether this is still the same stream (see the seam)."""
+        reply = await self._ask(self._info, b"", timeout)
+        answer = self._read_answer(reply)
+        if answer is None:
+            raise Unreachable(f"bucket {self.name!r} did not tell its state")
+        if answer.get("created") != self._created:
+            raise self.replaced(f"it was made at {answer.get('created')}, and ours at {self._created}")
+        cluster: dict[str, str] = answer.get("cluster") or {}
+        since = cluster.get("leader_since")
+        return Clock(nanoseconds(answer["ts"]), nanoseconds(since) if since else 0)
+
+    def replaced(self, evidence: str) -> BucketReplaced:
+        """Refuse everything from here on (see the seam)."""
+        if self._replaced is None:
+            self._replaced = BucketReplaced(self.name, evidence)
+        return BucketReplaced(self.name, self._replaced.evidence)
+
+    @contextlib.asynccontextmanager
+    async def hints(self, key: str) -> AsyncGenerator[Hint, None]:
+        """A plain subscription to the key's subject (see the seam)."""
+        hint = _SubjectHint()
+        subscription = await self._connection.subscribe(self._subject + key, hint.on_message)
+        try:
+            yield hint
+        finally:
+            if not self._connection.client.is_closed:
+                await subscription.unsubscribe()
+
+    def nonce(self) -> str:
+        """16 random bytes as URL-safe base64."""
+        return secrets.token_urlsafe(16)
+
+    def jitter(self) -> float:
+        """A random number from 0 up to 1."""
+        return random.random()
+
+    async def _get(self, key: str, query: dict[str, Any], timeout: float) -> Entry | None:
+        answer = self._read_answer(await self._ask(self._msg_get, to_json(query), timeout))
+        if answer is None:
+            return None
+        try:
+            message = answer["message"]
+            headers = base64.b64decode(message["hdrs"]).decode(errors="replace") if message.get("hdrs") else ""
+            entry = Entry(
+                key,
+                int(message["seq"]),
+                nanoseconds(message["time"]),
+                base64.b64decode(message.get("data") or ""),
+                erased=_is_marker(_parsed(headers)),
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise Unreachable(f"bucket {self.name!r} gave no readable answer to a read").because(error) from error
+        self.high_water = max(self.high_water, entry.revision)
+        return entry
+
+    def _read_answer(self, reply: Reply) -> dict[str, Any] | None:
+        """The answer of an API request; None where it says that there is no such message."""
+        try:
+            answer: dict[str, Any] = from_json(reply.data)
+            error = api_error(answer)
+        except (ValueError, AttributeError) as unreadable:
+            raise Unreachable(f"bucket {self.name!r} gave an answer that is no JSON").because(
+                unreadable
+            ) from unreadable
+        if error is None:
+            return answer
+        if error.code == _NO_MESSAGE:
+            return None
+        if error.code == _STREAM_NOT_FOUND:
+            raise NotProvisioned(self.name).because(error) from error
+        raise Unreachable(f"bucket {self.name!r} could not be read: {error}").because(error) from error
+
+    async def _ask(self, subject: str, payload: bytes, timeout: float) -> Reply:
+        if self._replaced is not None:
+            raise BucketReplaced(self.name, self._replaced.evidence)
+        try:
+            return await self._connection.request(subject, payload, timeout=timeout)
+        except NotSent as error:
+            raise Unreachable(f"bucket {self.name!r} cannot be read: {error.cause}").because(error.cause) from error
+        except NoResponders as error:
+            raise Unreachable(f"no stream answers for bucket {self.name!r} right now").because(error) from error
+
+
+class _SubjectHint:
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    async def on_message(self, _msg: Msg) -> None:
+        self._event.set()
+
+    async def wait(self, timeout: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._event.wait()
+        self._event.clear()
+
+
+def _is_marker(headers: dict[str, str]) -> bool:
+    return headers.get("KV-Operation") in ("DEL", "PURGE") or "Nats-Marker-Reason" in headers
+
+
+def _parsed(headers: str) -> dict[str, str]:
+    lines = (line.partition(":") for line in headers.split("\r\n")[1:])
+    return {name.strip(): value.strip() for name, colon, value in lines if colon}

@@ -1,0 +1,147 @@
+"""What the protocol needs of JetStream, as a Protocol of few verbs, and the three outcomes of a write.
+
+Everything above this file reaches time, randomness and the network only through the event loop and this seam.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+__all__ = [
+    "Accepted",
+    "Bucket",
+    "Clock",
+    "Conflict",
+    "Entry",
+    "Hint",
+    "Outcome",
+    "Refused",
+    "RivalInFlight",
+    "Unknown",
+]
+
+
+class Accepted(NamedTuple):
+    """The server acknowledged the write under this revision (its stream sequence)."""
+
+    revision: int
+
+
+class Conflict(NamedTuple):
+    """JetStream error 10071: the key's last revision is not the expected one.
+
+    That this very send was not stored is certain; whether an earlier send of the same bytes was, is not.
+    """
+
+
+class RivalInFlight(NamedTuple):
+    """JetStream error 10164: another write with an expectation is in flight, and may never commit."""
+
+
+class Refused(NamedTuple):
+    """Certainly not stored, and for another reason than a conflict.
+
+    ``retry`` says whether the same write may be accepted a moment later (not connected, no leader).
+    """
+
+    cause: Exception
+    retry: bool
+
+
+class Unknown(NamedTuple):
+    """No answer, or one that proves nothing: the write may have been stored, or may be stored later."""
+
+    cause: Exception
+
+
+Outcome = Accepted | Conflict | RivalInFlight | Refused | Unknown
+
+
+class Entry(NamedTuple):
+    """One revision of a key. ``time`` is the server's timestamp, in nanoseconds since the epoch."""
+
+    key: str
+    revision: int
+    time: int
+    value: bytes
+    erased: bool
+    """A delete or purge marker, or one that the server placed at an expiry."""
+
+
+class Clock(NamedTuple):
+    """The leader's clock: ``now`` and when it became leader (0 on a single server), nanoseconds since the epoch."""
+
+    now: int
+    leader_since: int
+
+
+class Hint(Protocol):
+    """Says that something may have happened to a key. It may be silent for ever: a read is the truth."""
+
+    async def wait(self, timeout: float) -> None:
+        """Return at the next sign, or after ``timeout`` seconds."""
+        ...
+
+
+class Bucket(Protocol):
+    """A KV bucket, fenced by expected revisions."""
+
+    @property
+    def name(self) -> str:
+        """The bucket's name, as the ``nats`` CLI knows it."""
+        ...
+
+    @property
+    def high_water(self) -> int:
+        """The highest stream sequence that this bucket is known to have given."""
+        ...
+
+    @property
+    def replicas(self) -> int:
+        """How many servers hold the bucket."""
+        ...
+
+    async def put(self, key: str, value: bytes, *, expected: int, timeout: float) -> Outcome:
+        """Send one write once: it is stored only if ``expected`` is the key's newest revision (0: none at all).
+
+        Never raises, except for a cancellation, after which the outcome is unknown.
+        """
+        ...
+
+    async def newest(self, key: str, *, timeout: float, leader: bool = True) -> Entry | None:
+        """The newest revision, from the leader or (``leader=False``) from any replica, which may be stale.
+
+        Raises Unreachable, PermissionDenied or NotProvisioned.
+        """
+        ...
+
+    async def successor(self, key: str, revision: int, *, timeout: float) -> Entry | None:
+        """The oldest kept revision of the key above ``revision``, from the leader. Raises as `newest`."""
+        ...
+
+    async def keeps(self, key: str, revision: int, *, timeout: float) -> bool:
+        """Whether the leader still has exactly this revision of the key. Raises as `newest`."""
+        ...
+
+    async def clock(self, *, timeout: float) -> Clock:
+        """The leader's clock. Raises BucketReplaced where the stream is not the one connected to; else as `newest`."""
+        ...
+
+    def replaced(self, evidence: str) -> Exception:
+        """Note that this is another bucket than the one connected to; the error to raise, now and at every verb."""
+        ...
+
+    def hints(self, key: str) -> AbstractAsyncContextManager[Hint]:
+        """Signs of writes to the key while the context is open."""
+        ...
+
+    def nonce(self) -> str:
+        """A fresh random name, 22 characters of A-Za-z0-9_-."""
+        ...
+
+    def jitter(self) -> float:
+        """A random number from 0 up to 1."""
+        ...

@@ -1,0 +1,164 @@
+"""The settings of a bucket: made as they must be, and compared with what is there.
+
+Made through the stream API, because nats-py's KV configuration cannot say them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic_core import from_json, to_json
+
+from natsreceipts._jetstream.bucket import JetStreamBucket, api_error
+from natsreceipts._jetstream.connection import Connection, NoResponders, NotSent
+from natsreceipts.errors import InvalidSetting, NotProvisioned, PermissionDenied, Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["MIN_HISTORY", "BucketSpec", "Finding", "bind", "findings", "provision", "stream_config"]
+
+MIN_HISTORY = 8
+"""Revisions of a key that a bucket keeps. A settle whose answer was lost is recognised among them."""
+
+_STREAM_NOT_FOUND = 10059
+_NAME_IN_USE = 10058
+_NANOSECONDS = 1_000_000_000
+
+
+class BucketSpec(NamedTuple):
+    """What a bucket is made with: its name, replicas, revisions kept, and retention in seconds (0: for ever)."""
+
+    name: str
+    replicas: int = 1
+    history: int = MIN_HISTORY
+    retention: float = 0.0
+
+
+class Finding(NamedTuple):
+    """One way in which a bucket's settings differ from what the promises rest on."""
+
+    refused: bool
+    text: str
+
+
+def stream_config(spec: BucketSpec) -> dict[str, Any]:
+    """The stream below a bucket, as the JetStream API takes it."""
+    return {
+        "name": f"KV_{spec.name}",
+        "subjects": [f"$KV.{spec.name}.>"],
+        "retention": "limits",
+        "storage": "file",
+        "discard": "new",
+        "max_msgs_per_subject": spec.history,
+        "max_msgs": -1,
+        "max_bytes": -1,
+        "max_age": round(spec.retention * _NANOSECONDS),
+        "max_msg_size": -1,
+        "num_replicas": spec.replicas,
+        "allow_direct": True,
+        "allow_rollup_hdrs": False,
+        "allow_msg_ttl": False,
+        "deny_delete": True,
+        "deny_purge": True,
+    }
+
+
+def findings(config: Mapping[str, Any], *, lease: float) -> list[Finding]:
+    """What is weaker in a stream's configuration than it must be (refused) or should be. ``lease`` in seconds."""
+    found: list[Finding] = []
+    history = config.get("max_msgs_per_subject", -1)
+    if 0 < history < MIN_HISTORY:
+        found.append(Finding(True, f"keeps {history} revisions of a key, and at least {MIN_HISTORY} are needed"))
+    age = config.get("max_age", 0) / _NANOSECONDS
+    if age and age < 10 * lease:
+        found.append(
+            Finding(
+                True,
+                f"drops receipts after {age:g} s, which is less than 10 leases of {lease:g} s: calls could run again",
+            )
+        )
+    weaker = {
+        "is held in memory: receipts are gone with the server": config.get("storage") == "memory",
+        "has max_bytes: a full bucket takes claims and then refuses their settles": config.get("max_bytes", -1) > 0,
+        "has max_msgs: a full bucket takes claims and then refuses their settles": config.get("max_msgs", -1) > 0,
+        "discards old receipts when it is full: calls could run again": config.get("discard") == "old"
+        and (config.get("max_bytes", -1) > 0 or config.get("max_msgs", -1) > 0),
+        "lets messages be deleted (deny_delete is off)": not config.get("deny_delete"),
+        "lets keys be purged (deny_purge is off)": not config.get("deny_purge"),
+        "allows roll-ups, which purge a key": bool(config.get("allow_rollup_hdrs")),
+        "allows a TTL per message, after which a call could run again": bool(config.get("allow_msg_ttl")),
+        "has direct gets off: replays cost about 1.3 times as much": not config.get("allow_direct"),
+        "acknowledges before it writes (persist_mode async)": config.get("persist_mode") == "async",
+    }
+    found.extend(Finding(False, text) for text, applies in weaker.items() if applies)
+    return found
+
+
+async def bind(
+    connection: Connection, name: str, *, lease: float, timeout: float
+) -> tuple[JetStreamBucket, list[Finding]]:
+    """The bucket ``name`` as it is, and what is weaker than it should be.
+
+    Raises NotProvisioned where it is missing or its settings are refused, Unreachable, PermissionDenied.
+    """
+    answer = await _api(connection, f"$JS.API.STREAM.INFO.KV_{name}", {}, name, timeout)
+    error = api_error(answer)
+    if error is not None:
+        if error.code == _STREAM_NOT_FOUND:
+            raise NotProvisioned(name).because(error) from error
+        raise Unreachable(f"the settings of bucket {name!r} could not be read: {error}").because(error) from error
+    config: dict[str, Any] = answer["config"]
+    found = findings(config, lease=lease)
+    refused = [finding.text for finding in found if finding.refused]
+    if refused:
+        raise NotProvisioned(name, f"cannot be used: it {'; it '.join(refused)}")
+    bucket = JetStreamBucket(
+        connection,
+        name,
+        created=answer["created"],
+        high_water=int(answer["state"]["last_seq"]),
+        replicas=int(config.get("num_replicas") or 1),
+    )
+    return bucket, found
+
+
+async def provision(connection: Connection, spec: BucketSpec, *, lease: float, timeout: float) -> None:
+    """Make the bucket unless it is there. An existing one is never changed.
+
+    Raises InvalidSetting for a spec that `findings` would refuse, NotProvisioned where the server refuses it.
+    """
+    config = stream_config(spec)
+    for finding in findings(config, lease=lease):
+        raise InvalidSetting(f"bucket {spec.name!r}: {finding.text}")
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    subject = f"$JS.API.STREAM.CREATE.KV_{spec.name}"
+    while True:
+        error = api_error(await _api(connection, subject, config, spec.name, timeout))
+        if error is None or error.code == _NAME_IN_USE:
+            return
+        if error.code == 10008 and loop.time() < deadline:  # no meta leader yet, or not enough peers up
+            await asyncio.sleep(0.1)
+            continue
+        raise NotProvisioned(spec.name, f"could not be made: {error}").because(error) from error
+
+
+async def _api(
+    connection: Connection, subject: str, body: dict[str, Any], bucket: str, timeout: float
+) -> dict[str, Any]:
+    try:
+        reply = await connection.request(subject, to_json(body) if body else b"", timeout=timeout)
+    except NotSent as error:
+        raise Unreachable(f"bucket {bucket!r} cannot be reached: {error.cause}").because(error.cause) from error
+    except NoResponders as error:
+        raise Unreachable(
+            f"the server answers for no bucket {bucket!r}: JetStream is not enabled on it, or has no leader right now"
+        ).because(error) from error
+    except PermissionDenied:
+        raise
+    try:
+        return from_json(reply.data)
+    except ValueError as error:
+        raise Unreachable(f"the server's answer about bucket {bucket!r} is no JSON").because(error) from error

@@ -1,0 +1,577 @@
+"""The write path of a receipt: claim, renew, settle, judge. Request and answer only, no task and no timer.
+
+The timeline of a fresh call, which costs exactly two writes:
+
+    claim ----------> enter ----> the body runs ----> settle
+    create-only       a licence: the acknowledgement  compare-and-set on the revision
+    (revision 0)      came within a third of a lease  that this attempt last wrote
+
+Every write carries a nonce of its own and is fenced on the revision that its writer last saw. Reads only advise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from natsreceipts.decision import (
+    Absent,
+    Completed,
+    Decision,
+    Effect,
+    Execute,
+    Failed,
+    ReceiptState,
+    Running,
+    decide,
+    stricter,
+)
+from natsreceipts.errors import (
+    CallWithdrawn,
+    NatsReceiptsError,
+    NotClaimed,
+    NotRecorded,
+    Unreachable,
+)
+from natsreceipts.fence import (
+    HistoryDropped,
+    InDoubt,
+    Landed,
+    NotWritten,
+    Overtaken,
+    Pace,
+    advance,
+    clock,
+    newest,
+    report,
+)
+from natsreceipts.receipts import Seen, seen_of
+from natsreceipts.wire import (
+    ErrorInfo,
+    Holder,
+    Payload,
+    ReceiptRecord,
+    Status,
+    key_of,
+    read_receipt,
+)
+
+if TYPE_CHECKING:
+    from natsreceipts._jetstream import Bucket, Entry
+    from natsreceipts.identity import ReceiptKey
+
+__all__ = ["CLAIM_PATIENCE", "Attempt", "Attempts", "Blocked", "Ending", "Lost", "margin_of"]
+
+CLAIM_PATIENCE = 15.0
+"""Seconds that a claim is tried for: writes are out for 4 to 10 s in a failover (measured)."""
+
+_GIVEN_UP = 10_000
+_UNFINISHED = 1_000
+
+
+class Blocked(NamedTuple):
+    """Why a claim did not go ahead. ``expires_in``: seconds of lease that a running record has left."""
+
+    seen: Seen
+    decision: Decision
+    effect: Effect
+    expires_in: float = 0.0
+
+
+class Lost(NamedTuple):
+    """The call moved on without this attempt; ``seen`` is what stands there now."""
+
+    seen: Seen
+
+    def __str__(self) -> str:
+        record = self.seen.record
+        by = f", settled by {record.resolved.by}" if record.resolved else ""
+        return f"the receipt is {record.status} at attempt {record.attempts}, revision {self.seen.revision}{by}"
+
+
+class Ending(NamedTuple):
+    """How an attempt ended: what its settle is to say."""
+
+    status: Status
+    result: Payload | None = None
+    error: ErrorInfo | None = None
+
+
+class _Write(NamedTuple):
+    """A write that may be in flight: what to look for, or to send again, if its answer is lost."""
+
+    record: ReceiptRecord
+    value: bytes
+    expected: int
+
+
+class Attempt:
+    """One caller's attempt at one call: before its claim, while it holds the call, and after."""
+
+    __slots__ = (
+        "_watched",
+        "_watched_since",
+        "effect",
+        "in_flight",
+        "key",
+        "kv_key",
+        "lease",
+        "record",
+        "revision",
+        "sent",
+    )
+
+    def __init__(self, key: ReceiptKey, *, effect: Effect, lease: float) -> None:
+        self.key = key
+        self.kv_key = key.kv_key
+        self.effect = effect
+        self.lease = lease
+        """Seconds."""
+        self.record: ReceiptRecord | None = None
+        """What this attempt last wrote, once it holds the call."""
+        self.revision = 0
+        self.sent = 0.0
+        """When the last accepted write that holds the call was first sent, on the loop's clock (seconds)."""
+        self.in_flight: _Write | None = None
+        self._watched = 0
+        self._watched_since = 0.0
+
+    @property
+    def held(self) -> ReceiptRecord:
+        """The record by which this attempt holds the call."""
+        if self.record is None:
+            raise RuntimeError("this attempt holds nothing")
+        return self.record
+
+    @property
+    def token(self) -> str:
+        """The nonce of the attempt that holds the call."""
+        holder = self.held.holder
+        return holder.token if holder else ""
+
+    def watched(self, revision: int, now: float) -> float:
+        """Seconds for which this attempt has itself seen the key stand at ``revision``."""
+        if revision != self._watched:
+            self._watched, self._watched_since = revision, now
+        return now - self._watched_since
+
+
+def margin_of(lease: float) -> float:
+    """Seconds beyond a lease's end before it counts as expired: a tenth of it, at most 2 s."""
+    return min(lease / 10, 2.0)
+
+
+class Attempts:
+    """The write path of one bucket, as one worker goes it."""
+
+    def __init__(self, bucket: Bucket, *, worker: str) -> None:
+        self._bucket = bucket
+        self._worker = worker
+        self._given_up: OrderedDict[str, None] = OrderedDict()
+        self._unfinished: OrderedDict[str, tuple[Attempt, Ending, Any]] = OrderedDict()
+
+    @property
+    def bucket(self) -> Bucket:
+        """The bucket below."""
+        return self._bucket
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether any settle was kept."""
+        return bool(self._unfinished)
+
+    def pace(self, lease: float, *, patience: float) -> Pace:
+        """Tries for an operation that may take ``patience`` seconds in all."""
+        return Pace(self._bucket, lease=lease, deadline=asyncio.get_running_loop().time() + patience)
+
+    # ------------------------------------------------------------------ reading
+
+    async def look(self, attempt: Attempt, pace: Pace, *, leader: bool = True) -> Seen | None:
+        """The newest revision of the attempt's key. Raises as `get`."""
+        if leader:
+            entry = await newest(self._bucket, attempt.kv_key, pace)
+        else:
+            entry = await self._bucket.newest(attempt.kv_key, timeout=pace.next_try(), leader=False)
+        return None if entry is None else seen_of(self._bucket.name, attempt.key, entry)
+
+    # ------------------------------------------------------------------ claiming
+
+    async def claim(self, attempt: Attempt, seen: Seen | None, pace: Pace) -> Blocked | None:
+        """Claim the call, going out from what was ``seen`` (None: nothing, so claim first and read when refused).
+
+        None: the attempt holds the call. Raises NotClaimed and what `get` raises; nothing of ours stays behind
+        that this process would not recognise as given up.
+        """
+        while True:
+            number, effect, is_open = 1, attempt.effect, False
+            if seen is not None:
+                blocked = await self._blocked(attempt, seen, pace)
+                if not isinstance(blocked.decision, Execute):
+                    return blocked
+                number, effect = blocked.decision.attempt, blocked.effect
+                is_open = seen.record.open or self._leaves_open(seen.record)
+            record = self._claim_record(attempt, seen, number=number, effect=effect, is_open=is_open)
+            write = _Write(record, record.to_bytes(), seen.revision if seen else 0)
+            outcome = await self._send_claim(attempt, write, pace)
+            if isinstance(outcome, Landed):
+                return None
+            try:
+                seen = await self._look_past(attempt, write.expected, pace, outcome.entry)
+            except InDoubt as failure:
+                raise NotClaimed(attempt.key, str(failure)).because(failure.cause) from failure.cause
+
+    async def _look_past(self, attempt: Attempt, revision: int, pace: Pace, entry: Entry | None = None) -> Seen:
+        """What overtook a write on ``revision``. A read that does not show it is stale, so it is read again."""
+        seen = seen_of(self._bucket.name, attempt.key, entry) if entry else await self.look(attempt, pace)
+        while seen is None or seen.revision <= revision:
+            if pace.over:
+                raise InDoubt(Unreachable("the server refused a write as overtaken, and reads do not show by what"))
+            await pace.pause()
+            seen = await self.look(attempt, pace)
+        return seen
+
+    async def _send_claim(
+        self, attempt: Attempt, write: _Write, pace: Pace, *, doubt: bool = False
+    ) -> Landed | Overtaken:
+        token = write.record.holder.token if write.record.holder else ""
+        attempt.in_flight = write
+        try:
+            outcome = await advance(
+                self._bucket,
+                attempt.kv_key,
+                write.value,
+                expected=write.expected,
+                is_mine=partial(self._holds, attempt.key, token),
+                pace=pace,
+                doubt=doubt,
+            )
+        except NotWritten as failure:
+            attempt.in_flight = None
+            if isinstance(failure.cause, NatsReceiptsError) and not isinstance(failure.cause, Unreachable):
+                raise failure.cause from None
+            raise NotClaimed(attempt.key, str(failure.cause)).because(failure.cause) from failure.cause
+        except InDoubt as failure:
+            attempt.in_flight = None
+            self._give_up(token)
+            raise NotClaimed(
+                attempt.key,
+                f"whether the claim was stored is not known after all tries: {failure}; it will not be entered",
+            ).because(failure.cause) from failure.cause
+        except NatsReceiptsError:
+            # What was read back could not be read, or the bucket is gone: the claim may stand all the same.
+            attempt.in_flight = None
+            self._give_up(token)
+            raise
+        attempt.in_flight = None
+        if isinstance(outcome, Landed):
+            held = write.record
+            if outcome.entry is not None:
+                held = seen_of(self._bucket.name, attempt.key, outcome.entry).record
+            attempt.record, attempt.revision, attempt.sent = held, outcome.revision, outcome.sent
+        return outcome
+
+    async def abandon(self, attempt: Attempt, pace: Pace) -> None:
+        """Settle a claim that will not be entered as failed, not applied; first find out whether it was stored.
+
+        Where that cannot be known in time, this process remembers the claim as given up.
+        """
+        write = attempt.in_flight
+        try:
+            if write is not None:
+                outcome = await self._send_claim(attempt, write, pace, doubt=True)
+                if isinstance(outcome, Overtaken):
+                    return
+            elif attempt.record is None:
+                return
+            error = ErrorInfo(type="Cancelled", message="cancelled before the body was entered", not_applied=True)
+            await self.settle(attempt, Ending("failed", error=error), pace)
+        except (NatsReceiptsError, NotWritten, InDoubt):
+            if attempt.record is not None:
+                self._give_up(attempt.token)
+        except BaseException:
+            token = write.record.holder.token if write and write.record.holder else None
+            if token is not None or attempt.record is not None:
+                self._give_up(token or attempt.token)
+            raise
+
+    def give_up(self, attempt: Attempt) -> None:
+        """Remember a claim that this process holds and will never enter."""
+        self._give_up(attempt.token)
+
+    def _give_up(self, token: str) -> None:
+        self._given_up[token] = None
+        while len(self._given_up) > _GIVEN_UP:
+            self._given_up.popitem(last=False)
+
+    def _leaves_open(self, record: ReceiptRecord) -> bool:
+        """Whether an earlier attempt of a record that is claimed over may have had its effect."""
+        if record.status in ("running", "ambiguous"):
+            return not self._was_given_up(record)
+        return record.status == "failed" and not record.not_applied
+
+    def _was_given_up(self, record: ReceiptRecord) -> bool:
+        return (
+            record.status in ("running", "ambiguous")
+            and record.holder is not None
+            and record.holder.token in self._given_up
+        )
+
+    async def _blocked(self, attempt: Attempt, seen: Seen, pace: Pace) -> Blocked:
+        record = seen.record
+        effect = stricter(record.effect or Effect.READ, attempt.effect)
+        if record.status == "completed":
+            return Blocked(seen, decide(Completed(), effect), effect)
+        if record.fences:
+            raise CallWithdrawn(attempt.key)
+        state: ReceiptState
+        expires_in = 0.0
+        if record.status == "withdrawn":
+            state = Absent()
+        elif self._was_given_up(record) or (
+            record.status == "failed" and (effect is not Effect.OPAQUE or record.not_applied)
+        ):
+            state = Failed(record.attempts)
+        elif record.status == "running":
+            expires_in = await self.expires_in(attempt, seen, pace)
+            state = Running(record.attempts, lease_expired=expires_in <= 0)
+        else:
+            state = Running(record.attempts, lease_expired=True)
+        return Blocked(seen, decide(state, effect), effect, expires_in)
+
+    async def expires_in(self, attempt: Attempt, seen: Seen, pace: Pace) -> float:
+        """Seconds until the lease of a running record has expired, by the server's clock; 0 or less: it has.
+
+        A revision that this attempt has itself watched unchanged for as long has expired whatever the
+        timestamps say. A leader change costs one fresh lease, so skew between servers cannot steal a live one.
+        """
+        lease = (seen.record.lease_ms or 0) / 1000
+        full = lease + margin_of(lease)
+        left = full - attempt.watched(seen.revision, pace.now())
+        if left <= 0:
+            return left
+        now, leader_since = await clock(self._bucket, pace)
+        return min(left, full - (now - max(seen.time, leader_since)) / 1e9)
+
+    def _claim_record(
+        self, attempt: Attempt, seen: Seen | None, *, number: int, effect: Effect, is_open: bool
+    ) -> ReceiptRecord:
+        kept: dict[str, Any] = {}
+        if seen is not None:
+            kept = {name: value for name in ("steps", "fences") if (value := getattr(seen.record, name)) is not None}
+        if is_open:
+            kept["open"] = True
+        return ReceiptRecord(
+            v=1,
+            write=self._bucket.nonce(),
+            status="running",
+            **key_of(attempt.key),
+            effect=effect,
+            attempts=number,
+            lease_ms=max(1, round(attempt.lease * 1000)),
+            holder=Holder(token=self._bucket.nonce(), worker=self._worker),
+            **kept,
+        )
+
+    def _holds(self, key: ReceiptKey, token: str, entry: Entry) -> bool:
+        if entry.erased:
+            return False
+        record = read_receipt(self._bucket.name, key, entry.revision, entry.value)
+        return record.status in ("running", "ambiguous") and record.holder is not None and record.holder.token == token
+
+    # ------------------------------------------------------------------ holding
+
+    async def renew(self, attempt: Attempt, pace: Pace) -> Lost | None:
+        """Renew the lease. None: the attempt holds the call for another lease from ``attempt.sent`` on.
+
+        Raises `NotWritten` and `InDoubt` at the pace's deadline, and what `get` raises.
+        """
+        while True:
+            record = self._next(attempt, status="running")
+            write = _Write(record, record.to_bytes(), attempt.revision)
+            token = attempt.token
+            outcome = await advance(
+                self._bucket,
+                attempt.kv_key,
+                write.value,
+                expected=write.expected,
+                is_mine=partial(self._holds, attempt.key, token),
+                pace=pace,
+            )
+            if isinstance(outcome, Landed):
+                held = (
+                    record if outcome.entry is None else seen_of(self._bucket.name, attempt.key, outcome.entry).record
+                )
+                attempt.record, attempt.revision = held, outcome.revision
+                if held.status == "running":
+                    attempt.sent = outcome.sent
+                    return None
+                continue
+            seen = await self._look_past(attempt, write.expected, pace, outcome.entry)
+            if not self._rebase(attempt, seen, late=False):
+                return Lost(seen)
+
+    async def settle(self, attempt: Attempt, ending: Ending, pace: Pace) -> Lost | None:
+        """Write down how the attempt ended. None: that stands in the receipt.
+
+        A settle whose answer was lost is found by its own nonce. Called again after a cancellation, it goes on
+        with the write that was in flight. `Lost` with a completed record under this attempt's token: a resolver
+        completed it. Raises `NotWritten` and `InDoubt`, and what `get` raises.
+        """
+        while True:
+            doubt = attempt.in_flight is not None
+            write = attempt.in_flight
+            if write is None:
+                record = self._ended(attempt, ending)
+                write = attempt.in_flight = _Write(record, record.to_bytes(), attempt.revision)
+            nonce = write.record.write
+            try:
+                outcome = await report(
+                    self._bucket,
+                    attempt.kv_key,
+                    write.value,
+                    expected=write.expected,
+                    is_this_write=partial(self._wrote, attempt.key, nonce),
+                    pace=pace,
+                    doubt=doubt,
+                )
+            except NotWritten:
+                attempt.in_flight = None
+                raise
+            except HistoryDropped:
+                # Completed is final: whatever is newest now tells whether our completion stands.
+                if ending.status != "completed":
+                    raise
+                outcome = Overtaken(None)
+            attempt.in_flight = None
+            if isinstance(outcome, Landed):
+                attempt.record, attempt.revision = write.record, outcome.revision
+                return None
+            seen = await self._look_past(attempt, write.expected, pace)
+            if self._completed_by(attempt, seen) and not self.resolved_for(attempt, seen):
+                attempt.record, attempt.revision = seen.record, seen.revision
+                return None
+            if not self._rebase(attempt, seen, late=ending.status == "completed"):
+                return Lost(seen)
+
+    def _wrote(self, key: ReceiptKey, nonce: str, entry: Entry) -> bool:
+        if entry.erased:
+            return False
+        return read_receipt(self._bucket.name, key, entry.revision, entry.value).write == nonce
+
+    def _completed_by(self, attempt: Attempt, seen: Seen) -> bool:
+        record = seen.record
+        return record.status == "completed" and record.holder is not None and record.holder.token == attempt.token
+
+    def resolved_for(self, attempt: Attempt, seen: Seen) -> bool:
+        """Whether somebody else completed this attempt's call in its stead."""
+        return self._completed_by(attempt, seen) and seen.record.resolved is not None
+
+    def _rebase(self, attempt: Attempt, seen: Seen, *, late: bool) -> bool:
+        """Go on from a record that is still this attempt's own: judged, fenced, or (``late``) declared failed."""
+        record = seen.record
+        own = (
+            record.holder is not None
+            and record.holder.token == attempt.token
+            and record.attempts == attempt.held.attempts
+        )
+        declared_failed = record.status == "failed" and record.resolved is not None
+        if own and (record.status in ("running", "ambiguous") or (late and declared_failed)):
+            attempt.record, attempt.revision = record, seen.revision
+            return True
+        return False
+
+    def _next(self, attempt: Attempt, *, status: Status, **fields: Any) -> ReceiptRecord:
+        """The next record of an attempt that holds the call: what it is about stays, how it ended is new."""
+        held = attempt.held
+        kept = {name: value for name in ("args", "steps", "fences") if (value := getattr(held, name)) is not None}
+        if held.open:
+            kept["open"] = True
+        return ReceiptRecord(
+            v=1,
+            write=self._bucket.nonce(),
+            status=status,
+            **key_of(attempt.key),
+            effect=held.effect,
+            attempts=held.attempts,
+            lease_ms=held.lease_ms,
+            holder=held.holder,
+            **kept,
+            **fields,
+        )
+
+    def _ended(self, attempt: Attempt, ending: Ending) -> ReceiptRecord:
+        status, error = ending.status, ending.error
+        if error is not None and error.not_applied and attempt.held.open:
+            # An earlier attempt may have had the effect, so this one cannot speak for the call.
+            error = error.model_copy(update={"not_applied": False})
+            status = "ambiguous" if attempt.held.effect is Effect.OPAQUE else "failed"
+        fields: dict[str, Any] = {}
+        if ending.result is not None:
+            fields["result"] = ending.result
+        if error is not None:
+            fields["error"] = error
+        return self._next(attempt, status=status, **fields)
+
+    # ------------------------------------------------------------------ judging
+
+    async def judge(self, attempt: Attempt, blocked: Blocked, pace: Pace) -> Seen | None:
+        """Make a record ambiguous, on the revision that was looked at. None: it moved, so look again.
+
+        Exactly one of many judges wins, and a stale read raises no false alarm. Raises NotClaimed where it
+        cannot be written, and what `get` raises.
+        """
+        seen = blocked.seen
+        record = seen.record
+        error = record.error or ErrorInfo(
+            type="LeaseExpired", message=f"the lease ended without an outcome, judged by {self._worker}"
+        )
+        judged = record.model_copy(
+            update={"write": self._bucket.nonce(), "status": "ambiguous", "effect": blocked.effect, "error": error}
+        )
+        nonce = judged.write
+        try:
+            outcome = await advance(
+                self._bucket,
+                attempt.kv_key,
+                judged.to_bytes(),
+                expected=seen.revision,
+                is_mine=partial(self._wrote, attempt.key, nonce),
+                pace=pace,
+            )
+        except (NotWritten, InDoubt) as failure:
+            raise NotClaimed(
+                attempt.key, f"its lease is over, and that it is ambiguous could not be written: {failure}"
+            ).because(failure.cause) from failure.cause
+        if isinstance(outcome, Overtaken):
+            return None
+        return Seen(judged, outcome.revision, seen.time)
+
+    # ------------------------------------------------------------------ settles that stayed unknown
+
+    def keep(self, attempt: Attempt, ending: Ending, result: object) -> None:
+        """Keep a settle that could not be finished, so that this process's next call of the key finishes it."""
+        self._unfinished[attempt.kv_key] = (attempt, ending, result)
+        while len(self._unfinished) > _UNFINISHED:
+            self._unfinished.popitem(last=False)
+
+    async def finish(self, kv_key: str, pace: Pace) -> None:
+        """Finish a settle of this key that was kept, if there is one. Raises NotRecorded where that fails again."""
+        kept = self._unfinished.pop(kv_key, None)
+        if kept is None:
+            return
+        attempt, ending, result = kept
+        try:
+            await self.settle(attempt, ending, pace)
+        except (NotWritten, InDoubt) as failure:
+            self.keep(attempt, ending, result)
+            raise NotRecorded(
+                attempt.key,
+                f"an earlier outcome of this process still cannot be written: {failure}",
+                result=result,
+                has_result=ending.status == "completed",
+            ).because(failure.cause) from failure.cause
+        except BaseException:
+            self.keep(attempt, ending, result)
+            raise

@@ -1,0 +1,141 @@
+"""One JetStream message as one turn: kept in progress, acknowledged when the turn ended well, else given back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from natsreceipts.errors import (
+    AmbiguousCall,
+    BucketReplaced,
+    CallInFlight,
+    CallWithdrawn,
+    CorruptRecord,
+    LeaseLost,
+    NotClaimed,
+    NotRecorded,
+    ReceiptErased,
+    UnsupportedRecord,
+)
+from natsreceipts.run import read_first
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+__all__ = ["Delivery", "JetStreamMessage", "deliver"]
+
+_log = logging.getLogger("natsreceipts")
+
+_NEEDS_A_PERSON = (
+    AmbiguousCall,
+    NotRecorded,
+    ReceiptErased,
+    CorruptRecord,
+    UnsupportedRecord,
+    BucketReplaced,
+)
+_SOON = 1.0
+_FIRST_DELAY = 30.0
+_LONGEST_DELAY = 3600.0
+_PROGRESS_EVERY = 5.0
+"""Seconds; a consumer's ack_wait is 30 s by default, and shorter ones are asked for their own."""
+
+
+class _Metadata(Protocol):
+    @property
+    def num_delivered(self) -> int:
+        """How often the message was delivered, from 1."""
+        ...
+
+
+class JetStreamMessage(Protocol):
+    """What is needed of a message: nats-py's ``Msg`` as a JetStream consumer delivers it."""
+
+    @property
+    def metadata(self) -> _Metadata:
+        """What the reply subject says of the delivery."""
+        ...
+
+    async def ack(self) -> None:
+        """Done."""
+        ...
+
+    async def nak(self, delay: float | None = None) -> None:
+        """Deliver again, after ``delay`` seconds."""
+        ...
+
+    async def term(self) -> None:
+        """Never deliver again."""
+        ...
+
+    async def in_progress(self) -> None:
+        """Still at it."""
+        ...
+
+
+class Delivery:
+    """The delivery that a body runs in. ``number`` counts from 1; ``redelivered`` from the second one on."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.redelivered = number > 1
+
+
+@contextlib.asynccontextmanager
+async def deliver(msg: JetStreamMessage, *, terminate: bool, progress: float) -> AsyncGenerator[Delivery, None]:
+    """The body of ``Toolkit.delivery``."""
+    delivery = Delivery(msg.metadata.num_delivered)
+    beat = asyncio.get_running_loop().create_task(_keep_in_progress(msg, progress))
+    scope = read_first.set(delivery.redelivered)
+    try:
+        yield delivery
+    except BaseException as error:
+        await _stopped(beat)
+        await _give_back(msg, error, delivery.number, terminate=terminate)
+        raise
+    else:
+        await _stopped(beat)
+        await msg.ack()
+    finally:
+        beat.cancel()
+        with contextlib.suppress(ValueError):  # the generator was closed in another context
+            read_first.reset(scope)
+
+
+async def _stopped(beat: asyncio.Task[None]) -> None:
+    beat.cancel()
+    await asyncio.wait([beat])
+
+
+async def _keep_in_progress(msg: JetStreamMessage, every: float) -> None:
+    while True:
+        await asyncio.sleep(every)
+        try:
+            await msg.in_progress()
+        except Exception as error:  # noqa: BLE001 - the connection's trouble; the message is then redelivered
+            _log.warning("a delivery could not be kept in progress: %s", error)
+
+
+async def _give_back(msg: JetStreamMessage, error: BaseException, number: int, *, terminate: bool) -> None:
+    try:
+        if isinstance(error, _NEEDS_A_PERSON):
+            if terminate:
+                await msg.term()
+            else:
+                await msg.nak(delay=_growing(number))
+        elif isinstance(error, CallWithdrawn):
+            await msg.nak(delay=_growing(number))
+        elif isinstance(error, CallInFlight):
+            await msg.nak(delay=max(error.retry_after, _SOON))
+        elif isinstance(error, LeaseLost | NotClaimed):
+            await msg.nak(delay=_SOON)
+        else:
+            await msg.nak()
+    except Exception as failure:  # noqa: BLE001 - the body's error is the one to raise; the server redelivers
+        _log.warning("a delivery could not be given back: %s", failure)
+
+
+def _growing(number: int) -> float:
+    return min(_FIRST_DELAY * 2 ** min(number - 1, 10), _LONGEST_DELAY)

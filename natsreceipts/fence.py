@@ -1,0 +1,270 @@
+"""Writes behind a fence, and what became of them: yes, no, or (only when it must be) unknown.
+
+Two ways to settle a write in doubt, because two questions are asked of it:
+
+`advance` is for writes that move a key on and are followed by the next one (claim, heartbeat, judgement, fence).
+It asks *what is the newest record now*, and goes on from that.
+
+`report` is for writes whose outcome is told to somebody (settle, resolve, file, consume). It asks *did this very
+write land*, and reads the successor of the revision that it was fenced on: with compare-and-set at most one write
+ever follows a revision, so that successor is ours, or ours is not and never will be.
+
+Knows no agent and no receipt; every wait is the event loop's, every random number the bucket's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from natsreceipts._jetstream import Accepted, Conflict, RivalInFlight, Unknown
+from natsreceipts.errors import Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from natsreceipts._jetstream import Bucket, Clock, Entry
+
+_T = TypeVar("_T")
+
+__all__ = [
+    "HistoryDropped",
+    "InDoubt",
+    "Landed",
+    "NotWritten",
+    "Overtaken",
+    "Pace",
+    "advance",
+    "clock",
+    "newest",
+    "report",
+]
+
+_SHORTEST_TRY = 2.0
+_LONGEST_TRY = 5.0
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 1.0
+
+
+class Landed(NamedTuple):
+    """The write is stored under ``revision``.
+
+    ``entry`` is what stands there where that was read instead of acknowledged (it may be a later record of the
+    same owner), ``sent`` when the write was first sent, on the loop's clock.
+    """
+
+    revision: int
+    sent: float
+    entry: Entry | None = None
+
+
+class Overtaken(NamedTuple):
+    """The write is not stored and never will be: the key had moved on. ``entry`` is its newest, where it was read."""
+
+    entry: Entry | None
+
+
+class NotWritten(Exception):
+    """The write is not stored and never will be, and no rival was the reason."""
+
+    def __init__(self, cause: Exception) -> None:
+        self.cause = cause
+        super().__init__(str(cause))
+
+
+class InDoubt(Exception):
+    """The deadline came, or the history was dropped, before it was known whether the write is stored."""
+
+    def __init__(self, cause: Exception | None) -> None:
+        self.cause = cause
+        super().__init__(str(cause) if cause else "no answer could be had in time")
+
+
+class HistoryDropped(InDoubt):
+    """The revision that the write was fenced on is no longer kept, so its successor does not tell any more."""
+
+
+class Pace:
+    """How long a try lasts, the pauses between tries, and the end of trying. Seconds, on the loop's clock."""
+
+    def __init__(self, bucket: Bucket, *, lease: float, deadline: float) -> None:
+        self._bucket = bucket
+        self._loop = asyncio.get_running_loop()
+        self._pause = _FIRST_PAUSE
+        self._try = _SHORTEST_TRY
+        self._longest = min(_LONGEST_TRY, lease / 3)
+        self.deadline = deadline
+
+    def now(self) -> float:
+        """The loop's clock."""
+        return self._loop.time()
+
+    @property
+    def over(self) -> bool:
+        """Whether the deadline has come."""
+        return self._loop.time() >= self.deadline
+
+    def next_try(self) -> float:
+        """How long the next try may last: 2 to 5 s, never more than a third of the lease, nor past the deadline."""
+        length = min(self._try, self._longest)
+        self._try = min(self._try * 1.5, _LONGEST_TRY)
+        return max(min(length, self.deadline - self._loop.time()), 0.001)
+
+    async def pause(self) -> None:
+        """Wait before the next try: jittered, doubling up to a second."""
+        length = self._pause * (0.5 + self._bucket.jitter())
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+        await asyncio.sleep(max(0.0, min(length, self.deadline - self._loop.time())))
+
+
+async def newest(bucket: Bucket, key: str, pace: Pace) -> Entry | None:
+    """The newest revision as the leader has it, asked again until the deadline. Raises as the seam's `newest`."""
+    return await _patiently(pace, lambda timeout: bucket.newest(key, timeout=timeout))
+
+
+async def clock(bucket: Bucket, pace: Pace) -> Clock:
+    """The leader's clock, asked again until the deadline. Raises as the seam's `clock`."""
+    return await _patiently(pace, lambda timeout: bucket.clock(timeout=timeout))
+
+
+async def _patiently(pace: Pace, ask: Callable[[float], Awaitable[_T]]) -> _T:
+    while True:
+        try:
+            return await ask(pace.next_try())
+        except Unreachable:
+            if pace.over:
+                raise
+        await pace.pause()
+
+
+class _Sending:
+    """The sends of one write: same bytes, same expected revision, and what is known of them so far."""
+
+    def __init__(self, bucket: Bucket, key: str, value: bytes, *, expected: int, pace: Pace, doubt: bool) -> None:
+        self._bucket = bucket
+        self._key = key
+        self._value = value
+        self._expected = expected
+        self._pace = pace
+        self._first = not doubt
+        self._known = bucket.high_water
+        self.sent = pace.now()
+        self.doubt = doubt
+        """Whether an earlier send may have been stored, or may yet be."""
+        self.conflict = False
+        """Whether the last send was refused with 10071."""
+        self.cause: Exception | None = None
+
+    async def send(self) -> Landed | Overtaken | None:
+        """Send once. None: not settled by that. Raises `NotWritten`."""
+        outcome = await self._bucket.put(self._key, self._value, expected=self._expected, timeout=self._pace.next_try())
+        if isinstance(outcome, Accepted):
+            if outcome.revision <= self._known:
+                raise self._bucket.replaced(f"it gave sequence {outcome.revision} after {self._known}")
+            return Landed(outcome.revision, self.sent)
+        self.conflict = isinstance(outcome, Conflict)
+        if isinstance(outcome, Conflict):
+            if self._first:
+                return Overtaken(None)
+            self.doubt = True
+        elif isinstance(outcome, RivalInFlight):
+            self.cause = Unreachable("another write to this key was in flight, and may never be committed")
+        else:
+            self.cause = outcome.cause
+            if isinstance(outcome, Unknown):
+                self.doubt = True
+            elif not outcome.retry and not self.doubt:
+                raise NotWritten(outcome.cause)
+        self._first = False
+        return None
+
+    def check_time(self) -> None:
+        """Raise at the deadline: `InDoubt` or `NotWritten`, whichever is true."""
+        if self._pace.over:
+            raise InDoubt(self.cause) if self.doubt else NotWritten(self.cause or Unreachable())
+
+
+async def advance(
+    bucket: Bucket,
+    key: str,
+    value: bytes,
+    *,
+    expected: int,
+    is_mine: Callable[[Entry], bool],
+    pace: Pace,
+    doubt: bool = False,
+) -> Landed | Overtaken:
+    """Write ``value`` on revision ``expected``, and where that is in doubt go on from whatever is newest.
+
+    ``is_mine`` says whether a record that was read back counts as this writer's own. ``doubt`` is for a write
+    that was sent before: it is looked for first. Raises `NotWritten` (certainly not stored), `InDoubt` (unknown at
+    the deadline), and BucketReplaced, NotProvisioned or PermissionDenied from the seam.
+    """
+    sending = _Sending(bucket, key, value, expected=expected, pace=pace, doubt=doubt)
+    look_first = doubt
+    while True:
+        if not look_first:
+            settled = await sending.send()
+            if settled is not None:
+                return settled
+        look_first = False
+        sending.check_time()
+        if sending.doubt:
+            try:
+                entry = await bucket.newest(key, timeout=pace.next_try())
+            except Unreachable as error:
+                sending.cause = sending.cause or error
+                look_first = True
+            else:
+                revision = entry.revision if entry is not None else 0
+                if revision > expected:
+                    if entry is not None and is_mine(entry):
+                        return Landed(entry.revision, sending.sent, entry)
+                    return Overtaken(entry)
+                # Older than what this writer saw, or older than what refused it: a stale read, so read again.
+                look_first = revision < expected or sending.conflict
+        await pace.pause()
+
+
+async def report(
+    bucket: Bucket,
+    key: str,
+    value: bytes,
+    *,
+    expected: int,
+    is_this_write: Callable[[Entry], bool],
+    pace: Pace,
+    doubt: bool = False,
+) -> Landed | Overtaken:
+    """Write ``value`` on revision ``expected``, and say whether this very write is stored.
+
+    ``is_this_write`` recognises the write by its own nonce. ``doubt`` is for a write that was sent before: it is
+    looked for first. Raises as `advance`, and `HistoryDropped` where the history no longer tells.
+    """
+    sending = _Sending(bucket, key, value, expected=expected, pace=pace, doubt=doubt)
+    look_first = doubt
+    while True:
+        if not look_first:
+            settled = await sending.send()
+            if settled is not None:
+                return settled
+        look_first = False
+        sending.check_time()
+        if sending.doubt:
+            try:
+                found = await bucket.successor(key, expected, timeout=pace.next_try())
+                if found is not None:
+                    if is_this_write(found):
+                        return Landed(found.revision, sending.sent, found)
+                    # The successor first and the expected revision second: history is dropped oldest first, so
+                    # if ours is still there, nothing between the two has been dropped.
+                    if await bucket.keeps(key, expected, timeout=pace.next_try()):
+                        return Overtaken(None)
+                    raise HistoryDropped(sending.cause)
+                # A conflict says that something follows the expected revision, and this read did not show it:
+                # the read was stale, so read again rather than send.
+                look_first = sending.conflict
+            except Unreachable as error:
+                sending.cause = sending.cause or error
+                look_first = True
+        await pace.pause()

@@ -1,0 +1,563 @@
+"""The guard around one call: claim it, let the body run under a lease, write down how it ended.
+
+The home of tasks and timers. No task outlives the context manager that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
+
+from natsreceipts.attempts import CLAIM_PATIENCE, Attempt, Attempts, Blocked, Ending, Lost, margin_of
+from natsreceipts.decision import Effect, Replay, Wait
+from natsreceipts.errors import (
+    AmbiguousCall,
+    CallInFlight,
+    CallTimedOut,
+    InvalidSetting,
+    LeaseLost,
+    NatsReceiptsError,
+    NotApplied,
+    NotClaimed,
+    NotRecorded,
+    ReceiptErased,
+    ReceiptError,
+    ResultNotSet,
+    Unreachable,
+    with_key,
+)
+from natsreceipts.fence import InDoubt, NotWritten
+from natsreceipts.receipts import Seen, result_of
+from natsreceipts.wire import encode_payload, error_info
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from types import TracebackType
+
+    from natsreceipts.identity import ReceiptKey
+
+__all__ = ["Call", "CallOptions", "inside", "see_through"]
+
+_log = logging.getLogger("natsreceipts")
+
+_SETTLE_PATIENCE = 120.0
+"""Seconds that a settle is tried for: an effect has happened, and its result is worth waiting out a failover."""
+
+_HURRIED = 5.0
+"""Seconds that a cancelled call takes to write down what it leaves behind."""
+
+_UNSET: Any = object()
+
+_LEFT = "_natsreceipts_left"
+"""Marks an exception that has left a guarded call: for an outer call it is an ordinary error."""
+
+_entered: ContextVar[frozenset[ReceiptKey]] = ContextVar("natsreceipts_entered", default=frozenset())
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """How a call is guarded.
+
+    ``effect``: what kind of side effect the tool has (an `Effect` or its value). ``lease``: seconds after the last
+    accepted write until others may judge the attempt dead, at least 0.1. ``wait``: seconds to wait for another
+    attempt before `CallInFlight` is raised. ``timeout``: seconds after which a body that hangs is cancelled (None:
+    never). ``on_lost``: whether a body that lost its call is cancelled. ``not_applied``: exception classes by which
+    the body says that the effect did not and can no longer happen. Raises InvalidSetting.
+    """
+
+    effect: Effect = Effect.OPAQUE
+    lease: float = 30.0
+    wait: float = 30.0
+    timeout: float | None = None
+    on_lost: Literal["cancel", "continue"] = "cancel"
+    not_applied: tuple[type[BaseException], ...] = ()
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "effect", Effect(self.effect))
+        except ValueError as error:
+            raise InvalidSetting(f"effect={self.effect!r}: use one of {', '.join(Effect)}") from error
+        for name, least in (("lease", 0.1), ("wait", 0.0), ("timeout", 0.0)):
+            value = getattr(self, name)
+            if name == "timeout" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise InvalidSetting(f"{name}={value!r}: use a finite number of seconds")
+            if value < least or (name == "timeout" and value == 0):
+                raise InvalidSetting(f"{name}={value!r}: use at least {least:g} seconds")
+        if self.on_lost not in ("cancel", "continue"):
+            raise InvalidSetting(f"on_lost={self.on_lost!r}: use 'cancel' or 'continue'")
+        classes = cast("object", self.not_applied)
+        if isinstance(classes, type):
+            classes = (classes,)
+        if not isinstance(classes, tuple | list) or not all(
+            isinstance(c, type) and issubclass(c, BaseException) for c in cast("tuple[object, ...]", classes)
+        ):
+            raise InvalidSetting(f"not_applied={self.not_applied!r}: use a tuple of exception classes")
+        object.__setattr__(self, "not_applied", tuple(cast("tuple[type[BaseException], ...]", classes)))
+
+
+def inside(key: ReceiptKey) -> bool:
+    """Whether the calling code runs inside the body of this very call."""
+    return key in _entered.get()
+
+
+async def see_through(work: Coroutine[Any, Any, _T], *, within: float | None) -> _T:
+    """Run ``work`` to its end even if this task is cancelled meanwhile, then let the cancellation go on.
+
+    After ``within`` seconds (None: never) the work itself is cancelled.
+    """
+    task = asyncio.get_running_loop().create_task(work)
+    end = asyncio.get_running_loop().call_later(within, task.cancel) if within is not None else None
+    cancelled: asyncio.CancelledError | None = None
+    try:
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    finally:
+        if end is not None:
+            end.cancel()
+    if cancelled is not None:
+        if not task.cancelled() and task.exception() is not None:
+            _log.warning("while being cancelled: %s", task.exception())
+        raise cancelled
+    return task.result()
+
+
+class Call:
+    """One guarded call, as an async context manager around its body.
+
+    Entering claims the call, waits for another attempt, or finds the recorded result (``replayed``). Leaving it
+    settles: the body must set ``result`` where it executed the effect.
+
+    Raises on entry CallInFlight, AmbiguousCall, NotClaimed, CallWithdrawn, ReceiptErased, CorruptRecord,
+    UnsupportedRecord, BucketReplaced, PermissionDenied, NotProvisioned: nothing was executed in any of these cases.
+    Raises on exit what the body raised, or LeaseLost, NotRecorded, ResultNotSet, CallTimedOut.
+    """
+
+    def __init__(self, store: Attempts, key: ReceiptKey, options: CallOptions, *, read_first: bool = False) -> None:
+        self.key = key
+        """The ReceiptKey of the call."""
+        self.replayed = False
+        """Whether the result is a recorded one and nothing is to be executed."""
+        self.lost = False
+        """Whether this attempt has lost the call while its body ran."""
+        self._store = store
+        self._options = options
+        self._read_first = read_first
+        self._attempt = Attempt(key, effect=options.effect, lease=options.lease)
+        self._result: Any = _UNSET
+        self._revision = 0
+        self._number = 1
+        self._state: Literal["new", "open", "ended"] = "new"
+        self._guarded = options.effect is not Effect.READ
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self._outside: frozenset[ReceiptKey] = frozenset()
+        self._lock = asyncio.Lock()
+        self._beat: asyncio.Task[None] | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._interrupted_by: Lost | NatsReceiptsError | Literal["silence", "timeout"] | None = None
+        self._cancelled_body = False
+        self._returned = False
+
+    # ------------------------------------------------------------------ what a body sees
+
+    @property
+    def idempotency_key(self) -> str:
+        """64 hex digits that are the same for every attempt of this call, for a provider that takes such a key."""
+        return self.key.idempotency_key
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt (1, 2, …), or of the one whose result is replayed."""
+        return self._number
+
+    @property
+    def revision(self) -> int:
+        """The revision of the receipt as this call last wrote or read it; 0 for a ``read``."""
+        return self._attempt.revision or self._revision
+
+    @property
+    def result(self) -> Any:
+        """The call's result: set it in the body. After the body it is the value as a replay would give it."""
+        if self._result is _UNSET:
+            raise AttributeError("this call has no result yet: set call.result in its body")
+        return self._result
+
+    @result.setter
+    def result(self, value: object) -> None:
+        if self.replayed:
+            raise ResultNotSet(self.key, status="completed, so its recorded result stands: check call.replayed first")
+        self._result = value
+
+    async def renew(self) -> None:
+        """Renew the lease now, to be sure just before the point of no return.
+
+        Raises LeaseLost where the call is no longer this attempt's, NotClaimed where that could not be found out
+        within a third of the lease: in both cases do not go on.
+        """
+        if self._state != "open" or not self._guarded or self.replayed:
+            return
+        third = self._options.lease / 3
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        try:
+            async with self._lock:
+                lost = await self._store.renew(self._attempt, self._store.pace(self._options.lease, patience=third))
+        except (NotWritten, InDoubt) as failure:
+            raise NotClaimed(self.key, f"the lease could not be renewed: {failure}").because(
+                failure.cause
+            ) from failure.cause
+        except NatsReceiptsError as error:
+            raise with_key(error, self.key)  # noqa: B904 - it is the same error
+        if lost is not None:
+            self.lost = True
+            raise LeaseLost(self.key, str(lost))
+        if loop.time() - asked >= third:
+            raise NotClaimed(self.key, "the server took longer than a third of the lease to renew it")
+
+    # ------------------------------------------------------------------ entering
+
+    async def __aenter__(self) -> Self:
+        if self._state != "new":
+            raise InvalidSetting("a call is entered once: make a new one with run.call(...)")
+        self._task = asyncio.current_task()
+        if self._task is None:
+            raise InvalidSetting("a call is entered inside an asyncio task")
+        if self._guarded:
+            if inside(self.key):
+                raise CallInFlight(self.key, retry_after=0.0, reason="this call is made inside its own body")
+            try:
+                await self._claim()
+            except BaseException as error:
+                if self._attempt.in_flight is not None or self._attempt.record is not None:
+                    pace = self._store.pace(self._options.lease, patience=_HURRIED)
+                    await see_through(self._store.abandon(self._attempt, pace), within=_HURRIED)
+                if isinstance(error, Unreachable):
+                    raise NotClaimed(self.key, str(error)) from error
+                if isinstance(error, NatsReceiptsError) and not isinstance(error, ReceiptError):
+                    raise with_key(error, self.key)  # noqa: B904 - it is the same error
+                raise
+        self._open()
+        return self
+
+    def _open(self) -> None:
+        self._state = "open"
+        self._outside = _entered.get()
+        _entered.set(self._outside | {self.key})
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+        loop = asyncio.get_running_loop()
+        if self._guarded and not self.replayed:
+            self._number = self._attempt.held.attempts
+            self._timers.append(loop.call_at(self._attempt.sent + self._options.lease / 3, self._start_heartbeat))
+        if self._options.timeout is not None and not self.replayed:
+            self._timers.append(loop.call_later(self._options.timeout, self._time_out))
+
+    async def _claim(self) -> None:
+        store, attempt, lease = self._store, self._attempt, self._options.lease
+        wait_until = asyncio.get_running_loop().time() + self._options.wait
+        pace = store.pace(lease, patience=CLAIM_PATIENCE)
+        if store.unfinished:
+            await store.finish(attempt.kv_key, pace)
+        seen = await self._first_look() if self._read_first else None
+        while True:
+            blocked = await store.claim(attempt, seen, pace)
+            if blocked is None:
+                if await self._licensed():
+                    return
+                seen = await store.look(attempt, pace)
+            elif isinstance(blocked.decision, Replay):
+                self._replay(blocked.seen)
+                return
+            elif isinstance(blocked.decision, Wait):
+                seen = await self._wait(blocked, wait_until)
+            else:
+                seen = await self._condemn(blocked)
+            pace = store.pace(lease, patience=CLAIM_PATIENCE)
+
+    async def _first_look(self) -> Seen | None:
+        """On a redelivery the receipt is probably there: read first. A replay may come from any replica."""
+        pace = self._store.pace(self._options.lease, patience=CLAIM_PATIENCE)
+        try:
+            seen = await self._store.look(self._attempt, pace, leader=False)
+        except (Unreachable, ReceiptErased):
+            return None
+        if seen is None or seen.record.status == "completed":
+            return seen
+        return await self._store.look(self._attempt, pace)
+
+    def _replay(self, seen: Seen) -> None:
+        self._result = result_of(self._store.bucket.name, seen)
+        self._revision = seen.revision
+        self._number = seen.record.attempts
+        self.replayed = True
+
+    async def _licensed(self) -> bool:
+        """Whether the body may be entered: the acknowledgement came in time, or a renewal's did.
+
+        False: the call was lost before the body was entered, so it is decided anew.
+        """
+        attempt, lease = self._attempt, self._options.lease
+        pace = self._store.pace(lease, patience=CLAIM_PATIENCE)
+        while attempt.held.status != "running" or pace.now() - attempt.sent >= lease / 3:
+            if pace.over:
+                raise NotClaimed(self.key, "the server answers slower than a third of the lease")
+            try:
+                lost = await self._store.renew(attempt, pace)
+            except (NotWritten, InDoubt) as failure:
+                raise NotClaimed(
+                    self.key, f"the claim stands, and its lease could not be renewed in time: {failure}"
+                ).because(failure.cause) from failure.cause
+            if lost is not None:
+                attempt.record, attempt.revision = None, 0
+                return False
+        return True
+
+    async def _wait(self, blocked: Blocked, wait_until: float) -> Seen | None:
+        """Wait until the record moves or its lease ends; a subscription is the hint, a read the truth."""
+        store, attempt = self._store, self._attempt
+        loop = asyncio.get_running_loop()
+        if loop.time() >= wait_until:
+            raise CallInFlight(self.key, retry_after=blocked.expires_in)
+        held_lease = (blocked.seen.record.lease_ms or 0) / 1000
+        async with store.bucket.hints(attempt.kv_key) as hint:
+            while True:
+                pace = store.pace(self._options.lease, patience=CLAIM_PATIENCE)
+                seen = await store.look(attempt, pace)
+                if seen is None or seen.revision != blocked.seen.revision:
+                    return seen
+                expires_in = await store.expires_in(attempt, seen, pace)
+                if expires_in <= 0:
+                    return seen
+                left = wait_until - loop.time()
+                if left <= 0:
+                    raise CallInFlight(self.key, retry_after=expires_in)
+                await hint.wait(min(held_lease / 3, expires_in, left))
+
+    async def _condemn(self, blocked: Blocked) -> Seen | None:
+        """Raise AmbiguousCall, after the record says so; or return what stands there instead."""
+        store, attempt, seen = self._store, self._attempt, blocked.seen
+        if seen.record.status == "ambiguous":
+            raise self._ambiguous(seen)
+        loop = asyncio.get_running_loop()
+        if seen.record.status == "running":
+            # A restarted server must not condemn every call in flight: their holders get time to renew.
+            lease = (seen.record.lease_ms or 0) / 1000
+            apart = (lease + margin_of(lease)) / 3
+            async with store.bucket.hints(attempt.kv_key) as hint:
+                while (left := apart - attempt.watched(seen.revision, loop.time())) > 0:
+                    await hint.wait(left)
+                    again = await store.look(attempt, store.pace(self._options.lease, patience=CLAIM_PATIENCE))
+                    if again is None or again.revision != seen.revision:
+                        return again
+        pace = store.pace(self._options.lease, patience=CLAIM_PATIENCE)
+        judged = await store.judge(attempt, blocked, pace)
+        if judged is None:
+            return await store.look(attempt, pace)
+        raise self._ambiguous(judged)
+
+    def _ambiguous(self, seen: Seen) -> AmbiguousCall:
+        error = seen.record.error
+        return AmbiguousCall(
+            self.key,
+            revision=seen.revision,
+            attempts=seen.record.attempts,
+            detail=f"{error.type}: {error.message}" if error else "",
+        )
+
+    # ------------------------------------------------------------------ while the body runs
+
+    def _start_heartbeat(self) -> None:
+        self._beat = asyncio.get_running_loop().create_task(self._heartbeat(), name=f"heartbeat {self.key.kv_key}")
+
+    async def _heartbeat(self) -> None:
+        """Renew every third of the lease. Silence ends a resumable body; an opaque one goes on, since nobody else
+        may run it, and keeps trying."""
+        store, attempt, lease = self._store, self._attempt, self._options.lease
+        loop = asyncio.get_running_loop()
+        while self._state == "open":
+            patience = max(attempt.sent + lease - loop.time(), lease / 3)
+            try:
+                async with self._lock:
+                    lost = await store.renew(attempt, store.pace(lease, patience=patience))
+            except (NotWritten, InDoubt, NatsReceiptsError) as silence:
+                opaque = attempt.held.effect is Effect.OPAQUE
+                _log.warning("%s: the lease could not be renewed: %s", self.key.kv_key, silence)
+                if loop.time() >= attempt.sent + lease and not opaque:
+                    self._interrupt("silence")
+                    return
+                await asyncio.sleep(min(lease / 10, 1.0))
+                continue
+            if lost is not None:
+                self._interrupt(lost)
+                return
+            await asyncio.sleep(max(attempt.sent + lease / 3 - loop.time(), 0.0))
+
+    def _time_out(self) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+        self._interrupt("timeout")
+
+    def _interrupt(self, reason: Lost | Literal["silence", "timeout"]) -> None:
+        if self._state != "open" or self._interrupted_by is not None:
+            return
+        self._interrupted_by = reason
+        self.lost = reason != "timeout"
+        if reason == "timeout" or self._options.on_lost == "cancel":
+            self._cancelled_body = True
+            assert self._task is not None
+            self._task.cancel()
+
+    # ------------------------------------------------------------------ leaving
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._state = "ended"
+        _entered.set(self._outside)
+        for timer in self._timers:
+            timer.cancel()
+        ours = False
+        if self._cancelled_body:
+            assert self._task is not None
+            ours = self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)
+        spoke = error is not None and _says_not_applied(error, self._options.not_applied)
+        if self._beat is not None:
+            self._beat.cancel()
+        try:
+            if self.replayed:
+                return
+            if error is None:
+                await self._succeeded()
+            elif ours:
+                await self._interrupted(error)
+            elif self._guarded:
+                await self._failed(error, spoke=spoke)
+        finally:
+            if error is not None:
+                error.__dict__[_LEFT] = True
+            if self._beat is not None:
+                await see_through(_ended(self._beat), within=_HURRIED)
+
+    async def _succeeded(self) -> None:
+        if not self._guarded:
+            if self._result is _UNSET:
+                raise ResultNotSet(self.key, status="none (it is a read)")
+            return
+        self._returned = True
+        if self._result is _UNSET:
+            self._returned = False
+            missing = ResultNotSet(self.key, status=self._unfinished_status())
+            await self._settle(Ending(self._unfinished_status(), error=error_info(missing)), patience=_SETTLE_PATIENCE)
+            raise missing
+        try:
+            payload, value = encode_payload(self._result)
+        except Exception as problem:  # noqa: BLE001 - a model of the host's may fail in its own way
+            await self._unstorable(problem)
+        else:
+            self._result = value
+            await self._settle(Ending("completed", result=payload), patience=_SETTLE_PATIENCE)
+
+    async def _unstorable(self, problem: Exception) -> None:
+        """The effect happened and its result cannot be kept: say so in the receipt, and hand the result out."""
+        status = self._unfinished_status()
+        await self._settle(Ending(status, error=error_info(problem)), patience=_SETTLE_PATIENCE)
+        raise NotRecorded(
+            self.key,
+            f"its result cannot be stored, so the receipt is {status}: {problem}",
+            result=self._result,
+            has_result=True,
+        ) from problem
+
+    async def _interrupted(self, error: BaseException) -> None:
+        if isinstance(self._interrupted_by, Lost):
+            raise LeaseLost(self.key, str(self._interrupted_by)) from error
+        if self._interrupted_by == "silence":
+            try:
+                await self._settle(Ending("failed", error=error_info(error)), patience=_HURRIED)
+            except NotRecorded as unrecorded:
+                raise LeaseLost(
+                    self.key, "NATS was silent for a whole lease, and the body was cancelled"
+                ) from unrecorded
+            raise LeaseLost(self.key, "NATS was silent for a whole lease, and the body was cancelled") from error
+        late = CallTimedOut(self.key, timeout=self._options.timeout or 0.0, status=self._unfinished_status())
+        if self._guarded:
+            await self._settle(Ending(self._unfinished_status(), error=error_info(late)), patience=_SETTLE_PATIENCE)
+        raise late from error
+
+    async def _failed(self, error: BaseException, *, spoke: bool) -> None:
+        status = "failed" if spoke else self._unfinished_status()
+        ending = Ending(status, error=error_info(error, not_applied=spoke))
+        if isinstance(error, Exception):
+            await self._settle(ending, patience=_SETTLE_PATIENCE)
+        else:
+            # A cancellation (or the interpreter's end) goes on as what it is, whatever the settle comes to.
+            await see_through(self._settle_in_hurry(ending), within=_HURRIED + 1)
+
+    def _unfinished_status(self) -> Literal["failed", "ambiguous"]:
+        return "ambiguous" if self._guarded and self._attempt.held.effect is Effect.OPAQUE else "failed"
+
+    async def _settle(self, ending: Ending, *, patience: float) -> None:
+        store, attempt = self._store, self._attempt
+        value = self._result if self._returned else None
+        try:
+            async with self._lock:
+                lost = await store.settle(attempt, ending, store.pace(self._options.lease, patience=patience))
+        except asyncio.CancelledError:
+            await see_through(self._settle_in_hurry(ending), within=_HURRIED + 1)
+            raise
+        except (NotWritten, InDoubt, NatsReceiptsError) as failure:
+            cause = failure.cause if isinstance(failure, NotWritten | InDoubt) else failure
+            if ending.status == "completed" and cause is not None and _is_about_the_value(cause):
+                await self._unstorable(cause)
+            store.keep(attempt, ending, value)
+            raise NotRecorded(self.key, str(failure), result=value, has_result=self._returned) from cause
+        if lost is None:
+            return
+        if store.resolved_for(attempt, lost.seen):
+            _log.warning("%s: %s; that result stands, and not the one of this attempt", self.key.kv_key, lost)
+            if self._returned:
+                self._replay(lost.seen)
+            return
+        self.lost = True
+        raise LeaseLost(self.key, str(lost), result=value, has_result=self._returned)
+
+    async def _settle_in_hurry(self, ending: Ending) -> None:
+        """Settle, or go on with a settle that a cancellation cut off. What cannot be finished is kept."""
+        store, attempt = self._store, self._attempt
+        value = self._result if self._returned else None
+        try:
+            async with self._lock:
+                lost = await store.settle(attempt, ending, store.pace(self._options.lease, patience=_HURRIED))
+        except (NotWritten, InDoubt, NatsReceiptsError) as failure:
+            store.keep(attempt, ending, value)
+            _log.warning("%s: cancelled, and its outcome could not be recorded: %s", self.key.kv_key, failure)
+        except asyncio.CancelledError:
+            store.keep(attempt, ending, value)
+            raise
+        else:
+            if lost is not None:
+                _log.warning("%s: cancelled, and the call had moved on: %s", self.key.kv_key, lost)
+
+
+def _is_about_the_value(cause: Exception) -> bool:
+    """Whether a settle was refused because of what it said (its size), so that a smaller one can be written."""
+    return isinstance(cause, ValueError) or getattr(cause, "code", None) in (10054, 10097)
+
+
+def _says_not_applied(error: BaseException, classes: tuple[type[BaseException], ...]) -> bool:
+    return isinstance(error, (NotApplied, *classes)) and not error.__dict__.get(_LEFT)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    await asyncio.wait([task])

@@ -1,0 +1,227 @@
+"""A run: the scope in which equal calls are one call, and the two doors into it, `execute` and `call`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast, overload
+
+from natsreceipts.decision import Effect
+from natsreceipts.errors import CallInFlight, InvalidName, NoActiveRun
+from natsreceipts.guard import Call, CallOptions, inside, see_through
+from natsreceipts.identity import Digest, ReceiptKey, args_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+    from types import TracebackType
+
+    from natsreceipts.attempts import Attempts
+
+__all__ = ["Executions", "Run", "current_run", "read_first"]
+
+_T = TypeVar("_T")
+
+
+class _Scope(NamedTuple):
+    run: Run
+    outer: _Scope | None
+
+
+_scope: ContextVar[_Scope | None] = ContextVar("natsreceipts_run", default=None)
+
+read_first: ContextVar[bool] = ContextVar("natsreceipts_read_first", default=False)
+"""Whether receipts are probably there already (a redelivery), so that calls read before they claim."""
+
+
+def current_run() -> Run:
+    """The run of the innermost ``async with run:``. Raises NoActiveRun outside one."""
+    scope = _scope.get()
+    if scope is None:
+        raise NoActiveRun
+    return scope.run
+
+
+class Executions:
+    """The `execute` calls under way in this process: equal ones share one execution."""
+
+    def __init__(self) -> None:
+        self._shared: dict[object, _Shared] = {}
+
+    async def join(self, identity: object, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Take part in the execution with this identity, or start it as a task of its own.
+
+        One waiter's cancellation detaches it; the last one's cancels the execution and waits for its end.
+        """
+        shared = self._shared.get(identity)
+        if shared is None or shared.abandoned:
+            shared = self._shared[identity] = _Shared(self._alone(identity, work))
+        return cast("_T", await shared.result())
+
+    async def _alone(self, identity: object, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        try:
+            return await work()
+        finally:
+            # An abandoned execution may have been followed by another of the same identity.
+            mine = self._shared.get(identity)
+            if mine is not None and mine.task is asyncio.current_task():
+                del self._shared[identity]
+
+
+class _Shared:
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self.task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work)
+        self.abandoned = False
+        self._waiters = 0
+
+    async def result(self) -> Any:
+        self._waiters += 1
+        try:
+            return await asyncio.shield(self.task)
+        except asyncio.CancelledError:
+            if self._waiters == 1 and not self.task.done():
+                self.abandoned = True
+                self.task.cancel()
+                await see_through(_settled(self.task), within=None)
+            raise
+        finally:
+            self._waiters -= 1
+
+
+async def _settled(task: asyncio.Task[Any]) -> None:
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()
+
+
+class Run:
+    """One run of an agent for one tenant: within it, equal calls of a tool are one call.
+
+    As an async context manager it becomes the ambient run, in which `@tool` functions find themselves. Made by
+    ``toolkit.run(tenant, run)``; keyword arguments given there are the defaults of its calls.
+    """
+
+    def __init__(
+        self,
+        store: Attempts,
+        executions: Executions,
+        tenant: str,
+        run: str,
+        *,
+        digest: Digest,
+        defaults: dict[str, Any],
+    ) -> None:
+        # Bad names and settings are refused here, not at the first call.
+        ReceiptKey(tenant, run, "-", "0" * 64)
+        self.tenant = tenant
+        self.run = run
+        self._store = store
+        self._executions = executions
+        self._digest = digest
+        self._defaults = defaults
+        self._plain: CallOptions | None = None
+        self._plain = self._options_of({})
+
+    def __repr__(self) -> str:
+        return f"Run({self.tenant!r}, {self.run!r})"
+
+    async def __aenter__(self) -> Self:
+        _scope.set(_Scope(self, _scope.get()))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        scope = _scope.get()
+        _scope.set(scope.outer if scope is not None else None)
+
+    def key(self, tool: str, args: object, *, distinct: str | None = None) -> ReceiptKey:
+        """The key of a call. Raises NotCanonical (the arguments have no canonical JSON) and InvalidName."""
+        return ReceiptKey(self.tenant, self.run, tool, args_hash(args, digest=self._digest, distinct=distinct))
+
+    def call(self, tool: str, args: object, *, distinct: str | None = None, **options: Any) -> Call:
+        """Guard one call of ``tool`` with these arguments (plain JSON data).
+
+        ``distinct`` sets apart two calls of equal arguments that are meant to be two. Options as in `CallOptions`.
+        Raises NotCanonical, InvalidName and InvalidSetting before anything is written.
+        """
+        return Call(
+            self._store,
+            self.key(tool, args, distinct=distinct),
+            self._options_of(options),
+            read_first=read_first.get(),
+        )
+
+    @overload
+    async def execute(
+        self,
+        tool: str,
+        args: object,
+        fn: Callable[[], Awaitable[_T]],
+        *,
+        distinct: str | None = None,
+        **options: Any,
+    ) -> _T: ...
+
+    @overload
+    async def execute(
+        self,
+        tool: str,
+        args: object,
+        fn: Callable[[Call], Awaitable[_T]],
+        *,
+        distinct: str | None = None,
+        **options: Any,
+    ) -> _T: ...
+
+    async def execute(
+        self,
+        tool: str,
+        args: object,
+        fn: Callable[..., Awaitable[Any]],
+        *,
+        distinct: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Execute ``fn`` once for this call, or return the recorded result of the attempt that did.
+
+        ``fn`` takes no argument, or one: the `Call`. What it returns (awaited) is the result, and comes back as a
+        replay would give it. Equal calls in this process share one execution. Raises what `Call` raises, and what
+        ``fn`` raises.
+        """
+        key = self.key(tool, args, distinct=distinct)
+        chosen = self._options_of(options)
+        if inside(key):
+            raise CallInFlight(key, retry_after=0.0, reason="this call is made inside its own body")
+
+        async def work() -> Any:
+            async with Call(self._store, key, chosen, read_first=read_first.get()) as call:
+                if not call.replayed:
+                    call.result = await _awaited(fn(call) if _takes_call(fn) else fn())
+            return call.result
+
+        if chosen.effect is Effect.READ:
+            return await work()
+        return await self._executions.join((key, chosen.effect), work)
+
+    def _options_of(self, options: dict[str, Any]) -> CallOptions:
+        if not options and self._plain is not None:
+            return self._plain
+        try:
+            return CallOptions(**{**self._defaults, **options})
+        except TypeError as error:
+            names = ", ".join(CallOptions.__dataclass_fields__)
+            raise InvalidName("option", ", ".join({**self._defaults, **options}), f"a call takes {names}") from error
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _takes_call(fn: Callable[..., Any]) -> bool:
+    """Whether ``fn`` has a required positional parameter, which is then the call."""
+    if inspect.isfunction(fn):  # the usual case, at a hundredth of what a signature costs
+        return fn.__code__.co_argcount > len(fn.__defaults__ or ())
+    parameters = inspect.signature(fn).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)

@@ -1,0 +1,124 @@
+"""`connect`: a connection, its buckets looked at once, and the stores on them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+from typing import TYPE_CHECKING, Any
+
+from natsreceipts._jetstream import BucketSpec, bind, opened
+from natsreceipts._jetstream import provision as make
+from natsreceipts.attempts import Attempts
+from natsreceipts.delivery import Delivery, JetStreamMessage, deliver
+from natsreceipts.errors import InvalidName, InvalidSetting
+from natsreceipts.guard import CallOptions
+from natsreceipts.identity import Digest, sha256_hex
+from natsreceipts.receipts import ReceiptStore
+from natsreceipts.run import Executions, Run
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from nats.aio.client import Client
+
+__all__ = ["Toolkit", "connect"]
+
+_log = logging.getLogger("natsreceipts")
+
+_NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Toolkit:
+    """What `connect` gives: ``receipts``, and runs to make guarded calls in."""
+
+    def __init__(self, receipts: ReceiptStore, attempts: Attempts, *, digest: Digest, defaults: dict[str, Any]) -> None:
+        self.receipts = receipts
+        """The receipts: `ReceiptStore.get`."""
+        self._digest = digest
+        self._defaults = defaults
+        self._attempts = attempts
+        self._executions = Executions()
+
+    def run(self, tenant: str, run: str, **defaults: Any) -> Run:
+        """One run of an agent for one tenant; keyword arguments (`CallOptions`) are the defaults of its calls.
+
+        Raises InvalidName and InvalidSetting.
+        """
+        return Run(
+            self._attempts,
+            self._executions,
+            tenant,
+            run,
+            digest=self._digest,
+            defaults={**self._defaults, **defaults},
+        )
+
+    def delivery(
+        self, msg: JetStreamMessage, *, terminate: bool = False, progress: float = 5.0
+    ) -> AbstractAsyncContextManager[Delivery]:
+        """An async context manager around one JetStream message: the turn that it asks for.
+
+        Keeps the message in progress every ``progress`` seconds (less than the consumer's ack_wait), acknowledges
+        it when the body ends well, and gives it back when it raises, which it lets through: with the delay that
+        CallInFlight names; with a long and growing one (30 s, doubling, at most an hour) on AmbiguousCall and
+        whatever else needs a person, so that the turn goes on once that is settled (``terminate=True`` gives such
+        a message up instead); at once on the host's own errors. In a redelivery calls read their receipt before
+        they claim.
+        """
+        return deliver(msg, terminate=terminate, progress=progress)
+
+
+@contextlib.asynccontextmanager
+async def connect(
+    servers_or_client: str | Sequence[str] | Client = "nats://127.0.0.1:4222",
+    *,
+    namespace: str = "",
+    digest: Digest = sha256_hex,
+    provision: bool = False,
+    replicas: int = 1,
+    history: int = 8,
+    retention: float = 0.0,
+    lease: float = 30.0,
+    worker: str | None = None,
+    connect_timeout: float = 5.0,
+    **connection: Any,
+) -> AsyncGenerator[Toolkit, None]:
+    """Connect, look at the buckets, and give a `Toolkit` for as long as the context is open.
+
+    ``servers_or_client``: a URL, several, or a connected nats-py client, which is not closed. ``namespace``
+    prefixes every bucket (``prod-receipts``). ``digest`` is how arguments are hashed, the same for every worker of
+    a bucket. ``provision`` makes missing buckets, with ``replicas``, ``history`` (revisions kept of a key, at
+    least 8) and ``retention`` (seconds until a receipt expires and its call can run again; 0: never); a bucket
+    that is there is never changed. ``lease``: seconds, the default of every call. ``worker`` names this worker in
+    receipts, for people (``host/pid`` by default). ``connect_timeout``: seconds. Further keyword arguments go to
+    nats-py's ``connect`` (``user``, ``password``, ``user_credentials``, ``tls``, …).
+
+    Raises Unreachable, PermissionDenied, NotProvisioned (a bucket is missing, or its settings break the
+    promises), InvalidName, InvalidSetting. Settings that weaken a promise are logged as warnings.
+    """
+    if namespace and not _NAMESPACE.fullmatch(namespace):
+        raise InvalidName("namespace", namespace, "use 1 to 64 of A-Z, a-z, 0-9, - and _")
+    options = CallOptions(lease=lease)
+    if not callable(digest):
+        raise InvalidSetting(f"digest={digest!r}: use sha256_hex or hmac_digest(secret)")
+    bucket_name = f"{namespace}-receipts" if namespace else "receipts"
+    async with opened(servers_or_client, connect_timeout=connect_timeout, options=connection) as link:
+        if provision:
+            spec = BucketSpec(bucket_name, replicas, history, retention)
+            await make(link, spec, lease=options.lease, timeout=connect_timeout)
+        bucket, findings = await bind(link, bucket_name, lease=options.lease, timeout=connect_timeout)
+        for finding in findings:
+            _log.warning("bucket %s %s", bucket_name, finding.text)
+        least = 30.0 if bucket.replicas > 1 else 10.0
+        if options.lease < least:
+            _log.warning(
+                "a lease of %g s is short: under %g s a slow server or a failover makes live calls ambiguous",
+                options.lease,
+                least,
+            )
+        attempts = Attempts(bucket, worker=worker or f"{socket.gethostname()}/{os.getpid()}")
+        yield Toolkit(ReceiptStore(bucket), attempts, digest=digest, defaults={"lease": options.lease})

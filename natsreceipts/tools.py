@@ -1,0 +1,119 @@
+"""`@tool`: a function as a guarded tool, which finds its run in the ambient scope."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
+
+from natsreceipts.decision import Effect
+from natsreceipts.errors import InvalidSetting
+from natsreceipts.guard import Call, CallOptions
+from natsreceipts.run import current_run
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["Tool", "tool"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_KEY_PARAMETER = "idempotency_key"
+
+
+class Tool(Generic[_P, _T]):
+    """A guarded tool: calling it claims, executes or replays. ``name`` and ``effect`` say what it is.
+
+    Calling it raises NoActiveRun outside ``async with run:``, and what `Call` raises.
+    """
+
+    def __init__(self, fn: Callable[_P, Any], *, name: str | None, options: dict[str, Any]) -> None:
+        self.fn = fn
+        self.name = name or fn.__name__
+        self.options = options
+        self.effect = CallOptions(**options).effect if "effect" in options else Effect.OPAQUE
+        self._signature = inspect.signature(fn)
+        self._is_async = inspect.iscoroutinefunction(fn)
+        parameters = self._signature.parameters.values()
+        kinds = {p.kind for p in parameters}
+        if inspect.Parameter.VAR_KEYWORD in kinds and inspect.Parameter.POSITIONAL_ONLY in kinds:
+            raise InvalidSetting(
+                f"{self.name}: positional-only parameters and ** together let one name mean two arguments"
+            )
+        self._takes_key = _KEY_PARAMETER in self._signature.parameters
+        functools.update_wrapper(self, fn)
+
+    def __repr__(self) -> str:
+        return f"<tool {self.name} ({self.effect})>"
+
+    def arguments(self, *args: _P.args, **kwargs: _P.kwargs) -> dict[str, Any]:
+        """What identifies a call with these arguments: each by its name, defaults filled in.
+
+        A parameter named ``idempotency_key`` is not part of it. Raises TypeError as the function would.
+        """
+        if self._takes_key:
+            kwargs.setdefault(_KEY_PARAMETER, "")
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        named: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            kind = self._signature.parameters[name].kind
+            if name == _KEY_PARAMETER:
+                continue
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                named.update(cast("dict[str, Any]", value))
+            else:
+                named[name] = value
+        return named
+
+    async def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Execute the function once for this call in the ambient run, or return the recorded result."""
+        run = current_run()
+
+        async def execute(call: Call) -> Any:
+            given: dict[str, Any] = dict(kwargs)
+            if self._takes_key:
+                given[_KEY_PARAMETER] = call.idempotency_key
+            if self._is_async:
+                return await self.fn(*args, **given)
+            return await asyncio.to_thread(self.fn, *args, **given)
+
+        return await run.execute(self.name, self.arguments(*args, **kwargs), execute, **self.options)
+
+
+@overload
+def tool(fn: Callable[_P, Awaitable[_T]], /) -> Tool[_P, _T]: ...
+@overload
+def tool(fn: Callable[_P, _T], /) -> Tool[_P, _T]: ...
+@overload
+def tool(*, name: str | None = None, **options: Any) -> _Decorator: ...
+def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
+    """Make a function, async or not, a guarded tool.
+
+    ``name`` is the tool's name in keys (by default the function's); options as in `CallOptions`, ``effect`` above
+    all. Arguments are bound by the function's signature with defaults, so ``f(1)`` and ``f(a=1)`` are the same
+    call; a parameter named ``idempotency_key`` is filled in and not hashed. A function that is not async runs in
+    a thread. Raises InvalidSetting for options that a call would refuse.
+    """
+    try:
+        CallOptions(**options)
+    except TypeError as error:
+        raise InvalidSetting(f"@tool: {error}") from error
+    if fn is not None:
+        return cast("Any", Tool(fn, name=name, options=options))
+    return _Decorator(name, options)
+
+
+class _Decorator:
+    def __init__(self, name: str | None, options: dict[str, Any]) -> None:
+        self._name = name
+        self._options = options
+
+    @overload
+    def __call__(self, fn: Callable[_P, Awaitable[_T]]) -> Tool[_P, _T]: ...
+    @overload
+    def __call__(self, fn: Callable[_P, _T]) -> Tool[_P, _T]: ...
+    def __call__(self, fn: Callable[..., Any]) -> Any:
+        return cast("Any", Tool(fn, name=self._name, options=self._options))

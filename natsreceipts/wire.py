@@ -1,0 +1,215 @@
+"""The records as they stand in the buckets: the only place where their bytes are made or read.
+
+Every value is JSON with ``"v": 1`` and camelCase names (docs/wire.md), so ``nats kv get BUCKET KEY --raw | jq``
+reads it. Unknown fields of a known version are ignored; a newer version raises `UnsupportedRecord`, anything
+that does not read as a consistent record raises `CorruptRecord`, and neither is ever treated as absent.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Literal, Self
+
+import pydantic
+from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from pydantic_core import from_json
+
+from natsreceipts.decision import Effect
+from natsreceipts.errors import CorruptRecord, NatsReceiptsError, UnsupportedRecord
+from natsreceipts.identity import ReceiptKey
+from natsreceipts.payload import normal_form, pack, unpack
+
+__all__ = [
+    "ErrorInfo",
+    "Holder",
+    "Payload",
+    "ReceiptRecord",
+    "ResolvedBy",
+    "Status",
+    "encode_payload",
+    "error_info",
+    "key_of",
+    "read_receipt",
+]
+
+Status = Literal["running", "completed", "failed", "ambiguous", "withdrawn"]
+
+_ERROR_TEXT = 2000
+"""Characters of an error's message that a record keeps."""
+
+
+class _Wire(pydantic.BaseModel):
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="ignore",
+        strict=True,
+        frozen=True,
+        protected_namespaces=(),
+    )
+
+    def to_bytes(self) -> bytes:
+        """The UTF-8 JSON of the fields that were set, under their wire names."""
+        return self.__pydantic_serializer__.to_json(self, by_alias=True, exclude_unset=True)
+
+
+class Payload(_Wire):
+    """A result, a step's output or stored arguments: exactly one of the two forms."""
+
+    json_value: Any = Field(default=None, alias="json")
+    msgpack: str | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if len(self.model_fields_set) != 1 or (self.msgpack is None and "msgpack" in self.model_fields_set):
+            raise ValueError("a payload has one of json and msgpack")
+        return self
+
+    def value(self) -> Any:
+        """The recorded value. Raises ValueError where it cannot be read."""
+        if self.msgpack is None:
+            return self.json_value
+        try:
+            return unpack(base64.b64decode(self.msgpack, validate=True))
+        except binascii.Error as error:
+            raise ValueError(f"not base64: {error}") from error
+
+
+def encode_payload(value: object) -> tuple[Payload, Any]:
+    """A payload for a value, and the value as a replay would give it. Raises `payload.NotEncodable`."""
+    plain, json_holds = normal_form(value)
+    if json_holds:
+        return Payload.model_validate({"json": plain}), plain
+    packed = pack(plain)
+    return Payload(msgpack=base64.b64encode(packed).decode()), unpack(packed)
+
+
+class Holder(_Wire):
+    """Whose attempt it is: a nonce of the attempt, and which worker, for people (``host/pid``)."""
+
+    token: str
+    worker: str
+
+
+class ErrorInfo(_Wire):
+    """Why an attempt did not complete; ``not_applied`` speaks of the call, not of the attempt."""
+
+    type: str
+    message: str
+    not_applied: bool = False
+
+
+def error_info(error: BaseException, *, not_applied: bool = False) -> ErrorInfo:
+    """What a record keeps of an exception: its class and the first 2,000 characters of its message."""
+    kind = type(error)
+    try:
+        text = str(error)
+    except Exception as unreadable:  # noqa: BLE001 - a host's exception may fail at its own text
+        text = f"(its text could not be made: {type(unreadable).__name__})"
+    return ErrorInfo(
+        type=kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
+        message=text[:_ERROR_TEXT].encode(errors="backslashreplace").decode(),
+        not_applied=not_applied,
+    )
+
+
+class ResolvedBy(_Wire):
+    """Who settled the call from outside, and why."""
+
+    by: str
+    reason: str
+
+
+class ReceiptRecord(_Wire):
+    """One revision of a receipt (design of the record: docs/wire.md).
+
+    ``write`` is a nonce of the write that made this revision. Milliseconds in ``lease_ms``. Times are not in the
+    value: they are the server's timestamps of the revisions.
+    """
+
+    v: Literal[1]
+    write: str
+    status: Status
+    tenant_id: str
+    run_id: str
+    tool_name: str
+    args_hash: str
+    effect: Effect | None = None
+    attempts: int = Field(ge=0)
+    lease_ms: int | None = Field(default=None, ge=1)
+    holder: Holder | None = None
+    args: Payload | None = None
+    steps: dict[str, Payload] | None = None
+    result: Payload | None = None
+    error: ErrorInfo | None = None
+    resolved: ResolvedBy | None = None
+    open: bool = False
+    fences: dict[str, int] | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.status == "withdrawn":
+            if self.attempts:
+                raise ValueError("a withdrawn record has no attempts")
+            return self
+        if self.attempts < 1 or self.effect is None or self.effect is Effect.READ:
+            raise ValueError(f"a {self.status} record has an effect and at least one attempt")
+        if self.status == "running" and (self.holder is None or self.lease_ms is None):
+            raise ValueError("a running record has a holder and a lease")
+        if self.status == "completed" and self.result is None:
+            raise ValueError("a completed record has a result")
+        return self
+
+    @property
+    def key(self) -> ReceiptKey:
+        """The names that the record is about."""
+        return ReceiptKey(self.tenant_id, self.run_id, self.tool_name, self.args_hash)
+
+    @property
+    def not_applied(self) -> bool:
+        """Whether the record says that the call did not have its effect and can no longer have it."""
+        return self.status == "failed" and self.error is not None and self.error.not_applied
+
+
+def key_of(key: ReceiptKey) -> dict[str, str]:
+    """The four names as fields of a record."""
+    return {"tenant_id": key.tenant, "run_id": key.run, "tool_name": key.tool, "args_hash": key.args_hash}
+
+
+def read_receipt(bucket: str, key: ReceiptKey | str, revision: int, value: bytes) -> ReceiptRecord:
+    """Read one revision of the receipt ``key`` (a KV key where no names are known).
+
+    Raises `UnsupportedRecord` for a newer format and `CorruptRecord` for a value that does not read, is not
+    consistent in itself, or whose names are not those of its key.
+    """
+    kv_key = key if isinstance(key, str) else key.kv_key
+    try:
+        record = ReceiptRecord.model_validate_json(value)
+    except pydantic.ValidationError as error:
+        version = _version(value)
+        if type(version) is int and version > 1:
+            raise UnsupportedRecord(bucket, key, revision, version) from error
+        raise CorruptRecord(bucket, key, revision, _first_problem(error)) from error
+    try:
+        names_match = record.key == key if isinstance(key, ReceiptKey) else record.key.kv_key == kv_key
+    except NatsReceiptsError as error:
+        raise CorruptRecord(bucket, key, revision, str(error)) from error
+    if not names_match:
+        raise CorruptRecord(bucket, key, revision, "its names are those of another call")
+    return record
+
+
+def _version(value: bytes) -> object:
+    try:
+        record = from_json(value)
+    except ValueError:
+        return None
+    return record.get("v") if isinstance(record, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+def _first_problem(error: pydantic.ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]
