@@ -38,6 +38,8 @@ _PORTS = range(10_000, 32_000)
 restart, and a client that reconnects to a stopped server cannot end up connected to itself."""
 _EXIT_SECONDS = 5.0
 _LOCK_SECONDS = 2.0
+_ANSWER_SECONDS = 1.0
+_NOT_IN_THIS_ACCOUNT = 10039
 
 # The last line it read is the pid to kill once its input ends, which is when this process is gone.
 # "0" is nobody.
@@ -191,8 +193,7 @@ class EmbeddedServer:
             else:
                 self._given_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            problem = f"the server's folder cannot be made: {error}. Give another store_dir"
-            raise ServerUnavailable(problem) from error
+            raise ServerUnavailable(f"the server's folder cannot be made: {error}. Give another store_dir") from error
 
     def _remove_folder(self) -> None:
         if self._given_dir is None and self._dir is not None:
@@ -212,11 +213,10 @@ class EmbeddedServer:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    problem = (
+                    raise ServerUnavailable(
                         f"another embedded server is using the folder {self.store_dir}: "
                         f"end it, or give another store_dir"
-                    )
-                    raise ServerUnavailable(problem) from None
+                    ) from None
                 await asyncio.sleep(0.02)
             else:
                 return
@@ -352,8 +352,9 @@ class EmbeddedServer:
                     await asyncio.sleep(delay)
                     delay = min(delay * 1.3, 0.05)
         except TimeoutError:
-            problem = f"{self._executable} did not answer on {self.url} within {seconds:g} s{self._said()}"
-            raise ServerUnavailable(problem) from None
+            raise ServerUnavailable(
+                f"{self._executable} did not answer on {self.url} within {seconds:g} s{self._said()}"
+            ) from None
 
     async def _start_on_some_port(self) -> None:
         for _ in range(20):
@@ -365,8 +366,7 @@ class EmbeddedServer:
                     raise ServerUnavailable(str(taken)) from None
             else:
                 return
-        problem = f"no free port found on {_HOST} in 20 tries: give one (port=)"
-        raise ServerUnavailable(problem)
+        raise ServerUnavailable(f"no free port found on {_HOST} in 20 tries: give one (port=)")
 
     async def _start(self) -> None:
         try:
@@ -398,8 +398,7 @@ class EmbeddedServer:
                     creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
                 )
         except OSError as error:
-            problem = f"{self._executable} cannot be started: {error}"
-            raise ServerUnavailable(problem) from error
+            raise ServerUnavailable(f"{self._executable} cannot be started: {error}") from error
         self._tell_watcher(self._process.pid)
         self._paused = False
 
@@ -415,48 +414,48 @@ class EmbeddedServer:
         self._paused = False
 
     async def _ready(self) -> bool:
-        """The port opens after JetStream has recovered its streams (measured); its API has the last word."""
         if self._process is None:
             raise ServerUnavailable("the server is not running: restart() it first")
         if self._process.poll() is not None:
             said = self._said()
             if "address already in use" in said:
-                problem = f"port {self._port} on {_HOST} is in use by another process"
-                raise _PortTakenError(problem)
-            problem = f"{self._executable} ended with exit status {self._process.returncode}{said}"
-            raise ServerUnavailable(problem)
+                raise _PortTakenError(self._port)
+            raise ServerUnavailable(f"{self._executable} ended with exit status {self._process.returncode}{said}")
         try:
-            reader, writer = await asyncio.open_connection(_HOST, self._port)
-        except OSError:
+            async with asyncio.timeout(_ANSWER_SECONDS):  # whoever has the port may say nothing at all
+                reader, writer = await asyncio.open_connection(_HOST, self._port)
+                try:
+                    return await self._answers(reader, writer)
+                finally:
+                    writer.close()
+                    with contextlib.suppress(OSError):
+                        await writer.wait_closed()
+        except (OSError, ValueError):  # TimeoutError is an OSError
             return False
-        try:
-            line = await reader.readline()
+
+    async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """The port opens after JetStream has recovered its streams (measured); its API has the last word."""
+        line = await reader.readline()
+        if not line:
+            return False
+        info = _json(line.removeprefix(b"INFO ")) if line.startswith(b"INFO ") else {}
+        if info.get("server_name") != self._name:
+            raise _PortTakenError(self._port)
+        if not info.get("jetstream"):
+            raise ServerUnavailable(f"{self._executable} runs without JetStream: change config{self._said()}")
+        if info.get("auth_required") or info.get("tls_required"):
+            return True
+        writer.write(
+            b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'
+            b"SUB _INBOX.ready 1\r\nPUB $JS.API.INFO _INBOX.ready 0\r\n\r\n"
+        )
+        while not (line := await reader.readline()).startswith(b"MSG "):
+            if line.startswith((b"HMSG ", b"-ERR")):  # nobody answers, or may ask, in this account
+                return self._config is not None
             if not line:
                 return False
-            info = _json(line.removeprefix(b"INFO ")) if line.startswith(b"INFO ") else {}
-            if info.get("server_name") != self._name:
-                problem = f"something else answers on port {self._port} of {_HOST}"
-                raise _PortTakenError(problem)
-            if not info.get("jetstream"):
-                problem = f"{self._executable} runs without JetStream: change config{self._said()}"
-                raise ServerUnavailable(problem)
-            if info.get("auth_required") or info.get("tls_required"):
-                return True
-            writer.write(
-                b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'
-                b"SUB _INBOX.ready 1\r\nPUB $JS.API.INFO _INBOX.ready 0\r\n\r\n"
-            )
-            while not (line := await reader.readline()).startswith(b"MSG "):
-                if not line or line.startswith((b"HMSG ", b"-ERR")):
-                    return False
-            error = _json(await reader.readline()).get("error")
-            return not error or error.get("code") != 503
-        except (OSError, ValueError):
-            return False
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+        error = _json(await reader.readline()).get("error")
+        return not error or error.get("err_code") == _NOT_IN_THIS_ACCOUNT
 
     def _said(self) -> str:
         tail = self.log_tail()
@@ -465,6 +464,9 @@ class EmbeddedServer:
 
 class _PortTakenError(Exception):
     """The port belongs to somebody else."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(f"port {port} on {_HOST} is in use by another process")
 
 
 def _json(text: bytes) -> dict[str, Any]:
@@ -482,8 +484,7 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((_HOST, port))
             return port
-    problem = f"no free port found on {_HOST}: give one (port=)"
-    raise ServerUnavailable(problem)
+    raise ServerUnavailable(f"no free port found on {_HOST}: give one (port=)")
 
 
 async def _exited(process: subprocess.Popen[bytes], seconds: float) -> bool:
@@ -510,12 +511,10 @@ async def _find_executable(given: Path | str | None, timeout: float) -> str:
     if chosen:
         found = shutil.which(chosen)
         if found is None:
-            problem = f"{named_by} names {chosen!r}, and there is no such program. {_how_to_get_one()}"
-            raise ServerUnavailable(problem)
+            raise ServerUnavailable(f"{named_by} names {chosen!r}, and there is no such program. {_how_to_get_one()}")
         version = await _version(found, timeout)
         if version[:2] < _OLDEST:
-            problem = f"{_too_old(found, version)}. {_how_to_get_one()}"
-            raise ServerUnavailable(problem)
+            raise ServerUnavailable(f"{_too_old(found, version)}. {_how_to_get_one()}")
         return found
     tried: list[str] = []
     for where, found in _candidates():
@@ -526,8 +525,7 @@ async def _find_executable(given: Path | str | None, timeout: float) -> str:
         if version[:2] >= _OLDEST:
             return found
         tried.append(_too_old(found, version))
-    problem = f"no usable nats-server found (tried: {'; '.join(tried)}). {_how_to_get_one()}"
-    raise ServerUnavailable(problem)
+    raise ServerUnavailable(f"no usable nats-server found (tried: {'; '.join(tried)}). {_how_to_get_one()}")
 
 
 def _candidates() -> list[tuple[str, str | None]]:
@@ -557,13 +555,11 @@ async def _version(executable: str, timeout: float) -> tuple[int, ...]:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            problem = f"{executable} cannot be asked for its version: {error}"
-            raise ServerUnavailable(problem) from error
+            raise ServerUnavailable(f"{executable} cannot be asked for its version: {error}") from error
         said = asked.stdout.decode(errors="replace")
         match = re.search(r"\bv?(\d+)\.(\d+)\.(\d+)", said)
         if match is None:
-            problem = f"{executable} does not look like a nats-server: its --version says {said!r}"
-            raise ServerUnavailable(problem)
+            raise ServerUnavailable(f"{executable} does not look like a nats-server: its --version says {said!r}")
         _versions[known] = tuple(int(part) for part in match.groups())
     return _versions[known]
 
