@@ -113,8 +113,7 @@ class FaultProxy:
                 while self.connections < n:
                     await self._connects.reach(len(self._connects.items) + 1)
         except TimeoutError:
-            problem = f"{self.connections} clients are connected after {timeout:g} s, and not {n}"
-            raise TimeoutError(problem) from None
+            raise TimeoutError(f"{self.connections} clients are connected after {timeout:g} s, and not {n}") from None
 
     async def cut(self) -> None:
         """Drop all connections now, on both sides. They are closed when this returns.
@@ -273,8 +272,7 @@ class Fault:
 
     def __init__(self, proxy: FaultProxy, kind: str, match: Match, nth: int, count: int | None) -> None:
         if nth < 1 or (count is not None and count < 1):
-            problem = f"nth and count start from 1, not nth={nth}, count={count}"
-            raise ValueError(problem)
+            raise ValueError(f"nth and count start from 1, not nth={nth}, count={count}")
         self.kind = kind
         self.needs_answer = kind in {"drop_answer", "cut_after_store"}
         self._proxy = proxy
@@ -323,8 +321,7 @@ class Fault:
                 await tally.reach(n)
         except TimeoutError:
             subjects = [message.subject for message in self._proxy.published()[-20:]]
-            problem = f"{self!r} after {timeout:g} s; last published: {subjects}"
-            raise TimeoutError(problem) from None
+            raise TimeoutError(f"{self!r} after {timeout:g} s; last published: {subjects}") from None
         return tally.items[n - 1]
 
     # What the proxy calls

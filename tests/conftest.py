@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import secrets
 from typing import TYPE_CHECKING
@@ -102,7 +103,7 @@ async def nc(server: EmbeddedServer | GivenServer) -> AsyncIterator[Client]:
 @pytest.fixture(autouse=True)
 def _no_task_left(request: pytest.FixtureRequest) -> None:
     """Being autouse it is set up first and checks last: no other fixture is open then, so nothing may run."""
-    if asyncio.iscoroutinefunction(getattr(request.node, "obj", None)):
+    if inspect.iscoroutinefunction(getattr(request.node, "obj", None)):
         request.getfixturevalue("_task_check")
 
 
