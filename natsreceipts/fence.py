@@ -23,7 +23,7 @@ from natsreceipts.errors import Unreachable
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from natsreceipts._jetstream import Bucket, Clock, Entry
+    from natsreceipts._jetstream import Bucket, Clock, Entry, Outcome
 
 _T = TypeVar("_T")
 
@@ -87,13 +87,15 @@ class HistoryDropped(InDoubt):
 class Pace:
     """How long a try lasts, the pauses between tries, and the end of trying. Seconds, on the loop's clock."""
 
-    def __init__(self, bucket: Bucket, *, lease: float, deadline: float) -> None:
+    __slots__ = ("_bucket", "_longest", "_loop", "_pause", "_try", "deadline")
+
+    def __init__(self, bucket: Bucket, *, lease: float, patience: float) -> None:
         self._bucket = bucket
         self._loop = asyncio.get_running_loop()
         self._pause = _FIRST_PAUSE
-        self._try = _SHORTEST_TRY
         self._longest = min(_LONGEST_TRY, lease / 3)
-        self.deadline = deadline
+        self._try = min(_SHORTEST_TRY, self._longest)
+        self.deadline = self._loop.time() + patience
 
     def now(self) -> float:
         """The loop's clock."""
@@ -106,8 +108,8 @@ class Pace:
 
     def next_try(self) -> float:
         """How long the next try may last: 2 to 5 s, never more than a third of the lease, nor past the deadline."""
-        length = min(self._try, self._longest)
-        self._try = min(self._try * 1.5, _LONGEST_TRY)
+        length = self._try
+        self._try = min(length * 1.5, self._longest)
         return max(min(length, self.deadline - self._loop.time()), 0.001)
 
     async def pause(self) -> None:
@@ -140,11 +142,10 @@ async def _patiently(pace: Pace, ask: Callable[[float], Awaitable[_T]]) -> _T:
 class _Sending:
     """The sends of one write: same bytes, same expected revision, and what is known of them so far."""
 
-    def __init__(self, bucket: Bucket, key: str, value: bytes, *, expected: int, pace: Pace, doubt: bool) -> None:
+    __slots__ = ("_bucket", "_first", "_known", "_pace", "cause", "conflict", "doubt", "sent")
+
+    def __init__(self, bucket: Bucket, *, pace: Pace, doubt: bool) -> None:
         self._bucket = bucket
-        self._key = key
-        self._value = value
-        self._expected = expected
         self._pace = pace
         self._first = not doubt
         self._known = bucket.high_water
@@ -155,9 +156,8 @@ class _Sending:
         """Whether the last send was refused with 10071."""
         self.cause: Exception | None = None
 
-    async def send(self) -> Landed | Overtaken | None:
-        """Send once. None: not settled by that. Raises `NotWritten`."""
-        outcome = await self._bucket.put(self._key, self._value, expected=self._expected, timeout=self._pace.next_try())
+    def take(self, outcome: Outcome) -> Landed | Overtaken | None:
+        """Take in the outcome of a send. None: the write is not settled by that. Raises `NotWritten`."""
         if isinstance(outcome, Accepted):
             if outcome.revision <= self._known:
                 raise self._bucket.replaced(f"it gave sequence {outcome.revision} after {self._known}")
@@ -200,11 +200,11 @@ async def advance(
     that was sent before: it is looked for first. Raises `NotWritten` (certainly not stored), `InDoubt` (unknown at
     the deadline), and BucketReplaced, NotProvisioned or PermissionDenied from the seam.
     """
-    sending = _Sending(bucket, key, value, expected=expected, pace=pace, doubt=doubt)
+    sending = _Sending(bucket, pace=pace, doubt=doubt)
     look_first = doubt
     while True:
         if not look_first:
-            settled = await sending.send()
+            settled = sending.take(await bucket.put(key, value, expected=expected, timeout=pace.next_try()))
             if settled is not None:
                 return settled
         look_first = False
@@ -241,11 +241,11 @@ async def report(
     ``is_this_write`` recognises the write by its own nonce. ``doubt`` is for a write that was sent before: it is
     looked for first. Raises as `advance`, and `HistoryDropped` where the history no longer tells.
     """
-    sending = _Sending(bucket, key, value, expected=expected, pace=pace, doubt=doubt)
+    sending = _Sending(bucket, pace=pace, doubt=doubt)
     look_first = doubt
     while True:
         if not look_first:
-            settled = await sending.send()
+            settled = sending.take(await bucket.put(key, value, expected=expected, timeout=pace.next_try()))
             if settled is not None:
                 return settled
         look_first = False

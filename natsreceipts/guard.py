@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from natsreceipts.identity import ReceiptKey
 
-__all__ = ["Call", "CallOptions", "inside", "see_through"]
+__all__ = ["Call", "CallOptions", "Pulse", "inside", "see_through"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -55,7 +55,10 @@ _UNSET: Any = object()
 _LEFT = "_natsreceipts_left"
 """Marks an exception that has left a guarded call: for an outer call it is an ordinary error."""
 
-_entered: ContextVar[frozenset[ReceiptKey]] = ContextVar("natsreceipts_entered", default=frozenset())
+_Bodies = tuple["ReceiptKey", "_Bodies | None"]
+
+_entered: ContextVar[_Bodies | None] = ContextVar("natsreceipts_entered", default=None)
+"""The calls in whose bodies the code runs, from the innermost out."""
 
 _T = TypeVar("_T")
 
@@ -105,7 +108,52 @@ class CallOptions:
 
 def inside(key: ReceiptKey) -> bool:
     """Whether the calling code runs inside the body of this very call."""
-    return key in _entered.get()
+    body = _entered.get()
+    while body is not None:
+        if body[0] == key:
+            return True
+        body = body[1]
+    return False
+
+
+class Pulse:
+    """When which open call is due for its first heartbeat: one timer for all calls of a toolkit.
+
+    A timer of its own would cost a short call, which needs no heartbeat, as much as encoding its result.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[Call, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, call: Call, due: float) -> None:
+        """Start the heartbeat of ``call`` at ``due`` on the loop's clock, unless it is dropped before."""
+        self._due[call] = due
+        if self._timer is None or self._timer.when() > due:
+            self._set(due)
+
+    def drop(self, call: Call) -> None:
+        """Forget a call that ended."""
+        self._due.pop(call, None)
+
+    def close(self) -> None:
+        """Let no timer outlive the toolkit."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(due, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for call in [call for call, due in self._due.items() if due <= now]:
+            del self._due[call]
+            call.start_heartbeat()
+        if self._due:
+            self._set(min(self._due.values()))
 
 
 async def see_through(work: Coroutine[Any, Any, _T], *, within: float | None) -> _T:
@@ -143,7 +191,34 @@ class Call:
     Raises on exit what the body raised, or LeaseLost, NotRecorded, ResultNotSet, CallTimedOut.
     """
 
-    def __init__(self, store: Attempts, key: ReceiptKey, options: CallOptions, *, read_first: bool = False) -> None:
+    __slots__ = (
+        "_attempt",
+        "_beat",
+        "_cancelled_body",
+        "_cancelling",
+        "_guarded",
+        "_interrupted_by",
+        "_lock",
+        "_number",
+        "_options",
+        "_outside",
+        "_pulse",
+        "_read_first",
+        "_result",
+        "_returned",
+        "_revision",
+        "_state",
+        "_store",
+        "_task",
+        "_timer",
+        "key",
+        "lost",
+        "replayed",
+    )
+
+    def __init__(
+        self, store: Attempts, pulse: Pulse, key: ReceiptKey, options: CallOptions, *, read_first: bool = False
+    ) -> None:
         self.key = key
         """The ReceiptKey of the call."""
         self.replayed = False
@@ -151,6 +226,7 @@ class Call:
         self.lost = False
         """Whether this attempt has lost the call while its body ran."""
         self._store = store
+        self._pulse = pulse
         self._options = options
         self._read_first = read_first
         self._attempt = Attempt(key, effect=options.effect, lease=options.lease)
@@ -161,10 +237,10 @@ class Call:
         self._guarded = options.effect is not Effect.READ
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
-        self._outside: frozenset[ReceiptKey] = frozenset()
-        self._lock = asyncio.Lock()
+        self._outside: _Bodies | None = None
+        self._lock: asyncio.Lock | None = None
         self._beat: asyncio.Task[None] | None = None
-        self._timers: list[asyncio.TimerHandle] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._interrupted_by: Lost | NatsReceiptsError | Literal["silence", "timeout"] | None = None
         self._cancelled_body = False
         self._returned = False
@@ -199,6 +275,12 @@ class Call:
             raise ResultNotSet(self.key, status="completed, so its recorded result stands: check call.replayed first")
         self._result = value
 
+    def _one_write(self) -> asyncio.Lock:
+        """Heartbeat, renewal and settle of one call go through one lock, made where it is first needed."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        return self._lock
+
     async def renew(self) -> None:
         """Renew the lease now, to be sure just before the point of no return.
 
@@ -211,7 +293,7 @@ class Call:
         loop = asyncio.get_running_loop()
         asked = loop.time()
         try:
-            async with self._lock:
+            async with self._one_write():
                 lost = await self._store.renew(self._attempt, self._store.pace(self._options.lease, patience=third))
         except (NotWritten, InDoubt) as failure:
             raise NotClaimed(self.key, f"the lease could not be renewed: {failure}").because(
@@ -253,15 +335,16 @@ class Call:
     def _open(self) -> None:
         self._state = "open"
         self._outside = _entered.get()
-        _entered.set(self._outside | {self.key})
+        _entered.set((self.key, self._outside))
         assert self._task is not None
         self._cancelling = self._task.cancelling()
-        loop = asyncio.get_running_loop()
-        if self._guarded and not self.replayed:
+        if self.replayed:
+            return
+        if self._guarded:
             self._number = self._attempt.held.attempts
-            self._timers.append(loop.call_at(self._attempt.sent + self._options.lease / 3, self._start_heartbeat))
-        if self._options.timeout is not None and not self.replayed:
-            self._timers.append(loop.call_later(self._options.timeout, self._time_out))
+            self._pulse.watch(self, self._attempt.sent + self._options.lease / 3)
+        if self._options.timeout is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._options.timeout, self._time_out)
 
     async def _claim(self) -> None:
         store, attempt, lease = self._store, self._attempt, self._options.lease
@@ -273,7 +356,7 @@ class Call:
         while True:
             blocked = await store.claim(attempt, seen, pace)
             if blocked is None:
-                if await self._licensed():
+                if self._in_time() or await self._licensed():
                     return
                 seen = await store.look(attempt, pace)
             elif isinstance(blocked.decision, Replay):
@@ -302,6 +385,12 @@ class Call:
         self._number = seen.record.attempts
         self.replayed = True
 
+    def _in_time(self) -> bool:
+        """Whether the claim's acknowledgement came less than a third of the lease after it was sent."""
+        attempt = self._attempt
+        now = asyncio.get_running_loop().time()
+        return attempt.held.status == "running" and now - attempt.sent < self._options.lease / 3
+
     async def _licensed(self) -> bool:
         """Whether the body may be entered: the acknowledgement came in time, or a renewal's did.
 
@@ -309,7 +398,7 @@ class Call:
         """
         attempt, lease = self._attempt, self._options.lease
         pace = self._store.pace(lease, patience=CLAIM_PATIENCE)
-        while attempt.held.status != "running" or pace.now() - attempt.sent >= lease / 3:
+        while not self._in_time():
             if pace.over:
                 raise NotClaimed(self.key, "the server answers slower than a third of the lease")
             try:
@@ -377,7 +466,8 @@ class Call:
 
     # ------------------------------------------------------------------ while the body runs
 
-    def _start_heartbeat(self) -> None:
+    def start_heartbeat(self) -> None:
+        """Renew the lease from now on. For the `Pulse`."""
         self._beat = asyncio.get_running_loop().create_task(self._heartbeat(), name=f"heartbeat {self.key.kv_key}")
 
     async def _heartbeat(self) -> None:
@@ -388,7 +478,7 @@ class Call:
         while self._state == "open":
             patience = max(attempt.sent + lease - loop.time(), lease / 3)
             try:
-                async with self._lock:
+                async with self._one_write():
                     lost = await store.renew(attempt, store.pace(lease, patience=patience))
             except (NotWritten, InDoubt, NatsReceiptsError) as silence:
                 opaque = attempt.held.effect is Effect.OPAQUE
@@ -425,8 +515,9 @@ class Call:
     ) -> None:
         self._state = "ended"
         _entered.set(self._outside)
-        for timer in self._timers:
-            timer.cancel()
+        self._pulse.drop(self)
+        if self._timer is not None:
+            self._timer.cancel()
         ours = False
         if self._cancelled_body:
             assert self._task is not None
@@ -511,8 +602,11 @@ class Call:
         store, attempt = self._store, self._attempt
         value = self._result if self._returned else None
         try:
-            async with self._lock:
+            if self._lock is None:
                 lost = await store.settle(attempt, ending, store.pace(self._options.lease, patience=patience))
+            else:
+                async with self._lock:
+                    lost = await store.settle(attempt, ending, store.pace(self._options.lease, patience=patience))
         except asyncio.CancelledError:
             await see_through(self._settle_in_hurry(ending), within=_HURRIED + 1)
             raise
@@ -537,7 +631,7 @@ class Call:
         store, attempt = self._store, self._attempt
         value = self._result if self._returned else None
         try:
-            async with self._lock:
+            async with self._one_write():
                 lost = await store.settle(attempt, ending, store.pace(self._options.lease, patience=_HURRIED))
         except (NotWritten, InDoubt, NatsReceiptsError) as failure:
             store.keep(attempt, ending, value)

@@ -84,7 +84,12 @@ def normal_form(value: object) -> tuple[Any, bool]:
         if depth >= _JSON_DEPTH:
             json_holds = False
         if kind is dict:
-            return {key(k, depth): walk(v, depth + 1) for k, v in cast("dict[object, object]", item).items()}
+            return {
+                k if type(k) is str and k.isascii() else key(k, depth): v
+                if v is None or type(v) is int
+                else walk(v, depth + 1)
+                for k, v in cast("dict[object, object]", item).items()
+            }
         if kind is list or kind is tuple:
             return [walk(v, depth + 1) for v in cast("list[object]", item)]
         if kind in _BY_EXTENSION or kind is bytes:

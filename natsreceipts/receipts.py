@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -84,9 +83,8 @@ class ReceiptStore:
         UnsupportedRecord, Unreachable, PermissionDenied, NotProvisioned.
         """
         kv_key = key if isinstance(key, str) else key.kv_key
-        deadline = asyncio.get_running_loop().time() + _READ_PATIENCE
         try:
-            entry = await newest(self._bucket, kv_key, Pace(self._bucket, lease=30.0, deadline=deadline))
+            entry = await newest(self._bucket, kv_key, Pace(self._bucket, lease=30.0, patience=_READ_PATIENCE))
         except NatsReceiptsError as error:
             raise with_key(error, key)  # noqa: B904 - it is the same error
         return None if entry is None else self._view(seen_of(self._bucket.name, key, entry))

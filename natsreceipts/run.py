@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast, overload
 
 from natsreceipts.decision import Effect
 from natsreceipts.errors import CallInFlight, InvalidName, NoActiveRun
-from natsreceipts.guard import Call, CallOptions, inside, see_through
+from natsreceipts.guard import Call, CallOptions, Pulse, inside, see_through
 from natsreceipts.identity import Digest, ReceiptKey, args_hash
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ class Run:
     def __init__(
         self,
         store: Attempts,
+        pulse: Pulse,
         executions: Executions,
         tenant: str,
         run: str,
@@ -116,6 +117,7 @@ class Run:
         self.tenant = tenant
         self.run = run
         self._store = store
+        self._pulse = pulse
         self._executions = executions
         self._digest = digest
         self._defaults = defaults
@@ -147,6 +149,7 @@ class Run:
         """
         return Call(
             self._store,
+            self._pulse,
             self.key(tool, args, distinct=distinct),
             self._options_of(options),
             read_first=read_first.get(),
@@ -195,7 +198,7 @@ class Run:
             raise CallInFlight(key, retry_after=0.0, reason="this call is made inside its own body")
 
         async def work() -> Any:
-            async with Call(self._store, key, chosen, read_first=read_first.get()) as call:
+            async with Call(self._store, self._pulse, key, chosen, read_first=read_first.get()) as call:
                 if not call.replayed:
                     call.result = await _awaited(fn(call) if _takes_call(fn) else fn())
             return call.result

@@ -14,7 +14,7 @@ from natsreceipts._jetstream import provision as make
 from natsreceipts.attempts import Attempts
 from natsreceipts.delivery import Delivery, JetStreamMessage, deliver
 from natsreceipts.errors import InvalidName, InvalidSetting
-from natsreceipts.guard import CallOptions
+from natsreceipts.guard import CallOptions, Pulse
 from natsreceipts.identity import Digest, sha256_hex
 from natsreceipts.receipts import ReceiptStore
 from natsreceipts.run import Executions, Run
@@ -41,7 +41,12 @@ class Toolkit:
         self._digest = digest
         self._defaults = defaults
         self._attempts = attempts
+        self._pulse = Pulse()
         self._executions = Executions()
+
+    def close(self) -> None:
+        """Called at the end of `connect`."""
+        self._pulse.close()
 
     def run(self, tenant: str, run: str, **defaults: Any) -> Run:
         """One run of an agent for one tenant; keyword arguments (`CallOptions`) are the defaults of its calls.
@@ -50,6 +55,7 @@ class Toolkit:
         """
         return Run(
             self._attempts,
+            self._pulse,
             self._executions,
             tenant,
             run,
@@ -121,4 +127,8 @@ async def connect(
                 least,
             )
         attempts = Attempts(bucket, worker=worker or f"{socket.gethostname()}/{os.getpid()}")
-        yield Toolkit(ReceiptStore(bucket), attempts, digest=digest, defaults={"lease": options.lease})
+        toolkit = Toolkit(ReceiptStore(bucket), attempts, digest=digest, defaults={"lease": options.lease})
+        try:
+            yield toolkit
+        finally:
+            toolkit.close()

@@ -11,8 +11,8 @@ import asyncio
 import base64
 import contextlib
 import datetime as dt
+import os
 import random
-import secrets
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json, to_json
@@ -102,6 +102,7 @@ class JetStreamBucket:
         self._connection = connection
         self._stream = f"KV_{name}"
         self._subject = f"$KV.{name}."
+        self._ack = f'{{"stream":"{self._stream}","seq":'.encode()
         self._created = created
         self._replaced: BucketReplaced | None = None
         self._msg_get = f"$JS.API.STREAM.MSG.GET.{self._stream}"
@@ -130,6 +131,12 @@ class JetStreamBucket:
         return self._outcome(reply)
 
     def _outcome(self, reply: Reply) -> Outcome:
+        data = reply.data
+        digits = data[len(self._ack) : -1]
+        if data.startswith(self._ack) and digits.isdigit():  # what nearly every answer looks like
+            revision = int(digits)
+            self.high_water = max(self.high_water, revision)
+            return Accepted(revision)
         try:
             answer = from_json(reply.data)
             error = api_error(answer)
@@ -213,8 +220,8 @@ class JetStreamBucket:
                 await subscription.unsubscribe()
 
     def nonce(self) -> str:
-        """16 random bytes as URL-safe base64."""
-        return secrets.token_urlsafe(16)
+        """12 random bytes as hex (from the kernel, so that a fork does not repeat them)."""
+        return os.urandom(12).hex()
 
     def jitter(self) -> float:
         """A random number from 0 up to 1."""

@@ -55,6 +55,13 @@ class NoResponders(Exception):
     """Nobody listens on the subject: no such stream, no leader, or no JetStream. Nothing was stored."""
 
 
+class _Waiting(NamedTuple):
+    future: asyncio.Future[Reply]
+    subject: str
+    timeout: float
+    deadline: float
+
+
 class Connection:
     """A nats-py client with a reply inbox of our own."""
 
@@ -62,7 +69,8 @@ class Connection:
         self._client = client
         self._prefix = client.new_inbox() + "."
         self._tokens = itertools.count(1)
-        self._waiting: dict[str, tuple[asyncio.Future[Reply], str]] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        self._sweep: asyncio.TimerHandle | None = None
         self._inbox: Subscription | None = None
         self._denied: dict[str, PermissionDenied] = {}
 
@@ -85,6 +93,8 @@ class Connection:
     async def close(self) -> None:
         """Give up the inbox; requests in flight end as unreachable."""
         self._fail_all(Unreachable("the toolkit was closed while this request was in flight"))
+        if self._sweep is not None:
+            self._sweep.cancel()
         if self._inbox is not None and not self._client.is_closed:
             with contextlib.suppress(nats.errors.Error, OSError):
                 await self._inbox.unsubscribe()
@@ -117,8 +127,8 @@ class Connection:
                 retry=not (client.is_closed or client.is_draining),
             )
         size = len(payload)
-        if headers is not None:
-            size += _HEADER_PRELUDE + sum(len(k) + len(v) + 4 for k, v in headers.items())
+        if headers:
+            size += _HEADER_PRELUDE + sum([len(k) + len(v) + 4 for k, v in headers.items()])
         if size > client.max_payload:
             # Over it the server resets the connection and nats-py never reconnects (measured).
             raise NotSent(
@@ -128,8 +138,11 @@ class Connection:
         token = str(next(self._tokens))
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
-        self._waiting[token] = (future, subject)
-        timer = loop.call_later(timeout, self._expire, token, timeout)
+        deadline = loop.time() + timeout
+        self._waiting[token] = _Waiting(future, subject, timeout, deadline)
+        # One timer for all that wait: a timer of its own costs a request as much as its answer's parsing.
+        if self._sweep is None or self._sweep.when() > deadline:
+            self._sweep_at(deadline)
         try:
             try:
                 await client.publish(subject, payload, reply=self._prefix + token, headers=headers)
@@ -139,7 +152,6 @@ class Connection:
                 ) from error
             reply = await future
         finally:
-            timer.cancel()
             self._waiting.pop(token, None)
         if not reply.data and reply.headers is not None and reply.headers.get("Status") == "503":
             raise NoResponders(subject)
@@ -157,17 +169,25 @@ class Connection:
 
     async def _on_reply(self, msg: Msg) -> None:
         waiting = self._waiting.get(msg.subject[len(self._prefix) :])
-        if waiting is not None and not waiting[0].done():
-            waiting[0].set_result(Reply(msg.headers, msg.data))
+        if waiting is not None and not waiting.future.done():
+            waiting.future.set_result(Reply(msg.headers, msg.data))
 
-    def _expire(self, token: str, timeout: float) -> None:
-        waiting = self._waiting.get(token)
-        if waiting is None or waiting[0].done():
-            return
-        future, subject = waiting
-        error = Unreachable(f"NATS did not answer a request on {subject!r} within {timeout:.1f} s")
-        # On a client that we did not open there is no callback to learn this from.
-        future.set_exception(error.because(self._last_denied(subject)))
+    def _sweep_at(self, deadline: float) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self._sweep = asyncio.get_running_loop().call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        self._sweep = None
+        now = asyncio.get_running_loop().time()
+        for future, subject, timeout, deadline in self._waiting.values():
+            if deadline <= now and not future.done():
+                error = Unreachable(f"NATS did not answer a request on {subject!r} within {timeout:.1f} s")
+                # On a client that we did not open there is no callback to learn this from.
+                future.set_exception(error.because(self._last_denied(subject)))
+        left = [waiting.deadline for waiting in self._waiting.values() if not waiting.future.done()]
+        if left:
+            self._sweep_at(min(left))
 
     def _last_denied(self, subject: str) -> PermissionDenied | None:
         last = self._client.last_error
@@ -177,9 +197,9 @@ class Connection:
         return PermissionDenied(_verb(match[1]), subject)
 
     def _fail_all(self, error: Unreachable) -> None:
-        for future, _ in self._waiting.values():
-            if not future.done():
-                future.set_exception(error)
+        for waiting in self._waiting.values():
+            if not waiting.future.done():
+                waiting.future.set_exception(error)
 
     async def on_disconnected(self) -> None:
         """The connection dropped: answers to what is in flight will not come."""
@@ -196,9 +216,9 @@ class Connection:
         if verb == "subscribe to":
             self._denied[subject.lower()] = denied
         _log.warning("NATS connection: %s", denied)
-        for future, asked in self._waiting.values():
-            if not future.done() and verb == "publish to" and asked.lower() == subject.lower():
-                future.set_exception(PermissionDenied(verb, asked))
+        for waiting in self._waiting.values():
+            if not waiting.future.done() and verb == "publish to" and waiting.subject.lower() == subject.lower():
+                waiting.future.set_exception(PermissionDenied(verb, waiting.subject))
 
 
 def _verb(operation: str) -> str:

@@ -139,7 +139,7 @@ class Bucket(Protocol):
         ...
 
     def nonce(self) -> str:
-        """A fresh random name, 22 characters of A-Za-z0-9_-."""
+        """A fresh random name, 24 hex digits."""
         ...
 
     def jitter(self) -> float:
