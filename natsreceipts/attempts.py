@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from pydantic_core import to_json
 
 from natsreceipts.decision import (
     Absent,
@@ -53,6 +55,8 @@ from natsreceipts.wire import (
     Payload,
     ReceiptRecord,
     Status,
+    fresh_body,
+    fresh_receipt,
     read_receipt,
 )
 
@@ -93,32 +97,55 @@ class Ending(NamedTuple):
     """How an attempt ended: what its settle is to say."""
 
     status: Status
-    result: Payload | None = None
+    result: bytes | None = None
+    """A payload's JSON."""
     error: ErrorInfo | None = None
 
 
-class _Write(NamedTuple):
+class _Write:
     """A write that may be in flight: what to look for, or to send again, if its answer is lost."""
 
-    record: ReceiptRecord
-    value: bytes
-    expected: int
+    __slots__ = ("_record", "expected", "nonce", "token", "value")
+
+    def __init__(
+        self, value: bytes, *, expected: int, nonce: str, token: str, record: ReceiptRecord | None = None
+    ) -> None:
+        self.value = value
+        self.expected = expected
+        self.nonce = nonce
+        self.token = token
+        self._record = record
+
+    @classmethod
+    def of(cls, record: ReceiptRecord, *, expected: int) -> Self:
+        token = record.holder.token if record.holder else ""
+        return cls(record.to_bytes(), expected=expected, nonce=record.write, token=token, record=record)
+
+    @property
+    def record(self) -> ReceiptRecord:
+        if self._record is None:
+            self._record = ReceiptRecord.model_validate_json(self.value)
+        return self._record
 
 
 class Attempt:
     """One caller's attempt at one call: before its claim, while it holds the call, and after."""
 
     __slots__ = (
+        "_held",
         "_watched",
         "_watched_since",
+        "body",
         "effect",
         "in_flight",
         "key",
         "kv_key",
         "lease",
-        "record",
+        "number",
         "revision",
+        "running",
         "sent",
+        "token",
     )
 
     def __init__(self, key: ReceiptKey, *, effect: Effect, lease: float) -> None:
@@ -127,27 +154,55 @@ class Attempt:
         self.effect = effect
         self.lease = lease
         """Seconds."""
-        self.record: ReceiptRecord | None = None
-        """What this attempt last wrote, once it holds the call."""
         self.revision = 0
+        """The revision by which this attempt holds the call, or by which it ended; 0 before that."""
+        self.number = 0
+        """1, 2, … once it holds the call."""
+        self.token = ""
+        """The nonce of the attempt, as the record's holder."""
+        self.running = False
+        """Whether the record by which it holds the call says so (else it was judged ambiguous meanwhile)."""
         self.sent = 0.0
         """When the last accepted write that holds the call was first sent, on the loop's clock (seconds)."""
+        self.body: bytes | None = None
+        """The common fields of a fresh call's records, as long as nothing else touched them."""
         self.in_flight: _Write | None = None
+        self._held: _Write | ReceiptRecord | None = None
         self._watched = 0
         self._watched_since = 0.0
 
     @property
-    def held(self) -> ReceiptRecord:
-        """The record by which this attempt holds the call."""
-        if self.record is None:
-            raise RuntimeError("this attempt holds nothing")
-        return self.record
+    def holds(self) -> bool:
+        """Whether a record of this attempt stands, or stood until it ended."""
+        return self._held is not None
 
     @property
-    def token(self) -> str:
-        """The nonce of the attempt that holds the call."""
-        holder = self.held.holder
-        return holder.token if holder else ""
+    def held(self) -> ReceiptRecord:
+        """The record by which this attempt holds the call."""
+        held = self._held
+        if held is None:
+            raise RuntimeError("this attempt holds nothing")
+        if isinstance(held, _Write):
+            held = self._held = held.record
+        return held
+
+    def wrote(self, write: _Write, revision: int) -> None:
+        """Go on from a write of its own that stands."""
+        self._held = write
+        self.revision = revision
+
+    def found(self, record: ReceiptRecord, revision: int) -> None:
+        """Go on from a record that was read, under this attempt's token."""
+        self._held = record
+        self.revision = revision
+        self.running = record.status == "running"
+        self.number = record.attempts
+        self.token = record.holder.token if record.holder else ""
+        self.body = None
+
+    def let_go(self) -> None:
+        """Hold nothing any more."""
+        self._held, self.revision, self.running, self.body = None, 0, False, None
 
     def watched(self, revision: int, now: float) -> float:
         """Seconds for which this attempt has itself seen the key stand at ``revision``."""
@@ -161,29 +216,13 @@ def margin_of(lease: float) -> float:
     return min(lease / 10, 2.0)
 
 
-_CLAIM = ReceiptRecord(
-    v=1,
-    write="-",
-    status="running",
-    tenant_id="-",
-    run_id="-",
-    tool_name="-",
-    args_hash="-",
-    effect=Effect.OPAQUE,
-    attempts=1,
-    lease_ms=1,
-    holder=Holder(token="-", worker="-"),
-)
-"""What claims are copied from: copying a checked record costs half of checking a new one (measured)."""
-
-
 class Attempts:
     """The write path of one bucket, as one worker goes it."""
 
     def __init__(self, bucket: Bucket, *, worker: str) -> None:
         self._bucket = bucket
         self._worker = worker
-        self._holder = Holder(token="-", worker=worker)
+        self._worker_json = to_json(worker)
         self._given_up: OrderedDict[str, None] = OrderedDict()
         self._unfinished: OrderedDict[str, tuple[Attempt, Ending, Any]] = OrderedDict()
 
@@ -220,15 +259,14 @@ class Attempts:
         that this process would not recognise as given up.
         """
         while True:
-            number, effect, is_open = 1, attempt.effect, False
-            if seen is not None:
+            if seen is None:
+                write = self._fresh_claim(attempt)
+            else:
                 blocked = await self._blocked(attempt, seen, pace)
                 if not isinstance(blocked.decision, Execute):
                     return blocked
-                number, effect = blocked.decision.attempt, blocked.effect
-                is_open = seen.record.open or self._leaves_open(seen.record)
-            record = self._claim_record(attempt, seen, number=number, effect=effect, is_open=is_open)
-            write = _Write(record, record.to_bytes(), seen.revision if seen else 0)
+                record = self._claim_over(attempt, seen, number=blocked.decision.attempt, effect=blocked.effect)
+                write = _Write.of(record, expected=seen.revision)
             outcome = await self._send_claim(attempt, write, pace)
             if isinstance(outcome, Landed):
                 return None
@@ -250,7 +288,7 @@ class Attempts:
     async def _send_claim(
         self, attempt: Attempt, write: _Write, pace: Pace, *, doubt: bool = False
     ) -> Landed | Overtaken:
-        token = write.record.holder.token if write.record.holder else ""
+        token = write.token
         attempt.in_flight = write
         try:
             outcome = await advance(
@@ -281,10 +319,14 @@ class Attempts:
             raise
         attempt.in_flight = None
         if isinstance(outcome, Landed):
-            held = write.record
+            attempt.sent = outcome.sent
             if outcome.entry is not None:
-                held = seen_of(self._bucket.name, attempt.key, outcome.entry).record
-            attempt.record, attempt.revision, attempt.sent = held, outcome.revision, outcome.sent
+                attempt.found(seen_of(self._bucket.name, attempt.key, outcome.entry).record, outcome.revision)
+            elif attempt.body is not None:
+                attempt.wrote(write, outcome.revision)
+                attempt.number, attempt.token, attempt.running = 1, token, True
+            else:
+                attempt.found(write.record, outcome.revision)
         return outcome
 
     async def abandon(self, attempt: Attempt, pace: Pace) -> None:
@@ -298,17 +340,15 @@ class Attempts:
                 outcome = await self._send_claim(attempt, write, pace, doubt=True)
                 if isinstance(outcome, Overtaken):
                     return
-            elif attempt.record is None:
+            elif not attempt.holds:
                 return
             error = ErrorInfo(type="Cancelled", message="cancelled before the body was entered", not_applied=True)
             await self.settle(attempt, Ending("failed", error=error), pace)
         except (NatsReceiptsError, NotWritten, InDoubt):
-            if attempt.record is not None:
+            if attempt.holds:
                 self._give_up(attempt.token)
         except BaseException:
-            token = write.record.holder.token if write and write.record.holder else None
-            if token is not None or attempt.record is not None:
-                self._give_up(token or attempt.token)
+            self._give_up(write.token if write else attempt.token)
             raise
 
     def give_up(self, attempt: Attempt) -> None:
@@ -369,28 +409,40 @@ class Attempts:
         now, leader_since = await clock(self._bucket, pace)
         return min(left, full - (now - max(seen.time, leader_since)) / 1e9)
 
-    def _claim_record(
-        self, attempt: Attempt, seen: Seen | None, *, number: int, effect: Effect, is_open: bool
-    ) -> ReceiptRecord:
-        key = attempt.key
+    def _fresh_claim(self, attempt: Attempt) -> _Write:
+        nonce, token = self._bucket.nonce(), self._bucket.nonce()
+        attempt.body = fresh_body(
+            attempt.key,
+            effect=attempt.effect,
+            lease_ms=max(1, round(attempt.lease * 1000)),
+            token=token,
+            worker=self._worker_json,
+        )
+        value = fresh_receipt(attempt.body, write=nonce, status="running")
+        return _Write(value, expected=0, nonce=nonce, token=token)
+
+    def _claim_over(self, attempt: Attempt, seen: Seen, *, number: int, effect: Effect) -> ReceiptRecord:
+        attempt.body = None
         fields: dict[str, Any] = {
-            "write": self._bucket.nonce(),
-            "tenant_id": key.tenant,
-            "run_id": key.run,
-            "tool_name": key.tool,
-            "args_hash": key.args_hash,
-            "effect": effect,
-            "attempts": number,
-            "lease_ms": max(1, round(attempt.lease * 1000)),
-            "holder": self._holder.model_copy(update={"token": self._bucket.nonce()}),
+            name: value for name in ("steps", "fences") if (value := getattr(seen.record, name)) is not None
         }
-        if seen is not None:
-            for name in ("steps", "fences"):
-                if (value := getattr(seen.record, name)) is not None:
-                    fields[name] = value
-        if is_open:
+        if seen.record.open or self._leaves_open(seen.record):
             fields["open"] = True
-        return _CLAIM.model_copy(update=fields)
+        key = attempt.key
+        return ReceiptRecord(
+            v=1,
+            write=self._bucket.nonce(),
+            status="running",
+            tenant_id=key.tenant,
+            run_id=key.run,
+            tool_name=key.tool,
+            args_hash=key.args_hash,
+            effect=effect,
+            attempts=number,
+            lease_ms=max(1, round(attempt.lease * 1000)),
+            holder=Holder(token=self._bucket.nonce(), worker=self._worker),
+            **fields,
+        )
 
     def _holds(self, key: ReceiptKey, token: str, entry: Entry) -> bool:
         if entry.erased:
@@ -406,29 +458,28 @@ class Attempts:
         Raises `NotWritten` and `InDoubt` at the pace's deadline, and what `get` raises.
         """
         while True:
-            record = self._next(attempt, status="running")
-            write = _Write(record, record.to_bytes(), attempt.revision)
-            token = attempt.token
+            write = _Write.of(self._next(attempt, status="running"), expected=attempt.revision)
             outcome = await advance(
                 self._bucket,
                 attempt.kv_key,
                 write.value,
                 expected=write.expected,
-                is_mine=partial(self._holds, attempt.key, token),
+                is_mine=partial(self._holds, attempt.key, attempt.token),
                 pace=pace,
             )
-            if isinstance(outcome, Landed):
-                held = (
-                    record if outcome.entry is None else seen_of(self._bucket.name, attempt.key, outcome.entry).record
-                )
-                attempt.record, attempt.revision = held, outcome.revision
-                if held.status == "running":
-                    attempt.sent = outcome.sent
-                    return None
+            if isinstance(outcome, Overtaken):
+                seen = await self._look_past(attempt, write.expected, pace, outcome.entry)
+                if not self._rebase(attempt, seen, late=False):
+                    return Lost(seen)
                 continue
-            seen = await self._look_past(attempt, write.expected, pace, outcome.entry)
-            if not self._rebase(attempt, seen, late=False):
-                return Lost(seen)
+            if outcome.entry is None:
+                attempt.wrote(write, outcome.revision)
+                attempt.running = True
+            else:
+                attempt.found(seen_of(self._bucket.name, attempt.key, outcome.entry).record, outcome.revision)
+            if attempt.running:
+                attempt.sent = outcome.sent
+                return None
 
     async def settle(self, attempt: Attempt, ending: Ending, pace: Pace) -> Lost | None:
         """Write down how the attempt ended. None: that stands in the receipt.
@@ -438,19 +489,17 @@ class Attempts:
         completed it. Raises `NotWritten` and `InDoubt`, and what `get` raises.
         """
         while True:
-            doubt = attempt.in_flight is not None
             write = attempt.in_flight
+            doubt = write is not None
             if write is None:
-                record = self._ended(attempt, ending)
-                write = attempt.in_flight = _Write(record, record.to_bytes(), attempt.revision)
-            nonce = write.record.write
+                write = attempt.in_flight = self._ended(attempt, ending)
             try:
                 outcome = await report(
                     self._bucket,
                     attempt.kv_key,
                     write.value,
                     expected=write.expected,
-                    is_this_write=partial(self._wrote, attempt.key, nonce),
+                    is_this_write=partial(self._wrote, attempt.key, write.nonce),
                     pace=pace,
                     doubt=doubt,
                 )
@@ -464,11 +513,11 @@ class Attempts:
                 outcome = Overtaken(None)
             attempt.in_flight = None
             if isinstance(outcome, Landed):
-                attempt.record, attempt.revision = write.record, outcome.revision
+                attempt.wrote(write, outcome.revision)
                 return None
             seen = await self._look_past(attempt, write.expected, pace)
             if self._completed_by(attempt, seen) and not self.resolved_for(attempt, seen):
-                attempt.record, attempt.revision = seen.record, seen.revision
+                attempt.found(seen.record, seen.revision)
                 return None
             if not self._rebase(attempt, seen, late=ending.status == "completed"):
                 return Lost(seen)
@@ -489,14 +538,10 @@ class Attempts:
     def _rebase(self, attempt: Attempt, seen: Seen, *, late: bool) -> bool:
         """Go on from a record that is still this attempt's own: judged, fenced, or (``late``) declared failed."""
         record = seen.record
-        own = (
-            record.holder is not None
-            and record.holder.token == attempt.token
-            and record.attempts == attempt.held.attempts
-        )
+        own = record.holder is not None and record.holder.token == attempt.token and record.attempts == attempt.number
         declared_failed = record.status == "failed" and record.resolved is not None
         if own and (record.status in ("running", "ambiguous") or (late and declared_failed)):
-            attempt.record, attempt.revision = record, seen.revision
+            attempt.found(record, seen.revision)
             return True
         return False
 
@@ -508,18 +553,22 @@ class Attempts:
             held = ReceiptRecord(**{name: getattr(held, name) for name in held.model_fields_set if name not in said})
         return held.model_copy(update={"write": self._bucket.nonce(), "status": status, **fields})
 
-    def _ended(self, attempt: Attempt, ending: Ending) -> ReceiptRecord:
+    def _ended(self, attempt: Attempt, ending: Ending) -> _Write:
         status, error = ending.status, ending.error
+        if attempt.body is not None and ending.result is not None:
+            nonce = self._bucket.nonce()
+            value = fresh_receipt(attempt.body, write=nonce, status=status, result=ending.result)
+            return _Write(value, expected=attempt.revision, nonce=nonce, token=attempt.token)
         if error is not None and error.not_applied and attempt.held.open:
             # An earlier attempt may have had the effect, so this one cannot speak for the call.
             error = error.model_copy(update={"not_applied": False})
             status = "ambiguous" if attempt.held.effect is Effect.OPAQUE else "failed"
         fields: dict[str, Any] = {}
         if ending.result is not None:
-            fields["result"] = ending.result
+            fields["result"] = Payload.model_validate_json(ending.result)
         if error is not None:
             fields["error"] = error
-        return self._next(attempt, status=status, **fields)
+        return _Write.of(self._next(attempt, status=status, **fields), expected=attempt.revision)
 
     # ------------------------------------------------------------------ judging
 

@@ -321,7 +321,7 @@ class Call:
             try:
                 await self._claim()
             except BaseException as error:
-                if self._attempt.in_flight is not None or self._attempt.record is not None:
+                if self._attempt.in_flight is not None or self._attempt.holds:
                     pace = self._store.pace(self._options.lease, patience=_HURRIED)
                     await see_through(self._store.abandon(self._attempt, pace), within=_HURRIED)
                 if isinstance(error, Unreachable):
@@ -341,7 +341,7 @@ class Call:
         if self.replayed:
             return
         if self._guarded:
-            self._number = self._attempt.held.attempts
+            self._number = self._attempt.number
             self._pulse.watch(self, self._attempt.sent + self._options.lease / 3)
         if self._options.timeout is not None:
             self._timer = asyncio.get_running_loop().call_later(self._options.timeout, self._time_out)
@@ -389,7 +389,7 @@ class Call:
         """Whether the claim's acknowledgement came less than a third of the lease after it was sent."""
         attempt = self._attempt
         now = asyncio.get_running_loop().time()
-        return attempt.held.status == "running" and now - attempt.sent < self._options.lease / 3
+        return attempt.running and now - attempt.sent < self._options.lease / 3
 
     async def _licensed(self) -> bool:
         """Whether the body may be entered: the acknowledgement came in time, or a renewal's did.
@@ -408,7 +408,7 @@ class Call:
                     self.key, f"the claim stands, and its lease could not be renewed in time: {failure}"
                 ).because(failure.cause) from failure.cause
             if lost is not None:
-                attempt.record, attempt.revision = None, 0
+                attempt.let_go()
                 return False
         return True
 

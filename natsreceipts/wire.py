@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import lru_cache
 from typing import Any, Literal, Self
 
 import pydantic
 from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from natsreceipts.decision import Effect
 from natsreceipts.errors import CorruptRecord, NatsReceiptsError, UnsupportedRecord
@@ -30,7 +31,8 @@ __all__ = [
     "Status",
     "encode_payload",
     "error_info",
-    "key_of",
+    "fresh_body",
+    "fresh_receipt",
     "read_receipt",
 ]
 
@@ -77,13 +79,22 @@ class Payload(_Wire):
             raise ValueError(f"not base64: {error}") from error
 
 
-def encode_payload(value: object) -> tuple[Payload, Any]:
-    """A payload for a value, and the value as a replay would give it. Raises `payload.NotEncodable`."""
+def encode_payload(value: object) -> tuple[bytes, Any]:
+    """The JSON of a payload for a value, and the value as a replay would give it. Raises `payload.NotEncodable`."""
+    # What comes back equal from JSON, as deep down as it will stand in a record, is held by JSON: no look at the
+    # types is needed, and a look in Python costs twice as much. Whatever differs or fails is looked at.
+    try:
+        text = b'{"json":%b}' % to_json(value, inf_nan_mode="null")
+        plain = from_json(b"[[[%b]]]" % text)[0][0][0]["json"]
+        if plain == value:
+            return text, plain
+    except Exception:  # noqa: BLE001, S110 - foreign values may fail in any way here, and are looked at below
+        pass
     plain, json_holds = normal_form(value)
     if json_holds:
-        return Payload.model_validate({"json": plain}), plain
+        return b'{"json":%b}' % to_json(plain), plain
     packed = pack(plain)
-    return Payload(msgpack=base64.b64encode(packed).decode()), unpack(packed)
+    return b'{"msgpack":"%b"}' % base64.b64encode(packed), unpack(packed)
 
 
 class Holder(_Wire):
@@ -113,6 +124,27 @@ def error_info(error: BaseException, *, not_applied: bool = False) -> ErrorInfo:
         message=text[:_ERROR_TEXT].encode(errors="backslashreplace").decode(),
         not_applied=not_applied,
     )
+
+
+@lru_cache(maxsize=4096)
+def _names(tenant: str, run: str, tool: str) -> bytes:
+    return b'"tenantId":%b,"runId":%b,"toolName":%b,"argsHash":"' % (to_json(tenant), to_json(run), to_json(tool))
+
+
+def fresh_body(key: ReceiptKey, *, effect: Effect, lease_ms: int, token: str, worker: bytes) -> bytes:
+    """The fields that the two records of a fresh call have in common. ``worker`` as JSON.
+
+    A fresh call's records are put together from their pieces, for a fifth of what the model costs (measured); a
+    test holds both ways to the same bytes.
+    """
+    rest = f'{key.args_hash}","effect":"{effect.value}","attempts":1,"leaseMs":{lease_ms},"holder":{{"token":"{token}"'
+    return b'%b%b,"worker":%b}' % (_names(key.tenant, key.run, key.tool), rest.encode(), worker)
+
+
+def fresh_receipt(body: bytes, *, write: str, status: Status, result: bytes = b"") -> bytes:
+    """A record of a fresh call: running, or with its result (a payload's JSON) completed."""
+    said = b',"result":%b' % result if result else b""
+    return b'{"v":1,"write":"%b","status":"%b",%b%b}' % (write.encode(), status.encode(), body, said)
 
 
 class ResolvedBy(_Wire):
@@ -171,11 +203,6 @@ class ReceiptRecord(_Wire):
     def not_applied(self) -> bool:
         """Whether the record says that the call did not have its effect and can no longer have it."""
         return self.status == "failed" and self.error is not None and self.error.not_applied
-
-
-def key_of(key: ReceiptKey) -> dict[str, str]:
-    """The four names as fields of a record."""
-    return {"tenant_id": key.tenant, "run_id": key.run, "tool_name": key.tool, "args_hash": key.args_hash}
 
 
 def read_receipt(bucket: str, key: ReceiptKey | str, revision: int, value: bytes) -> ReceiptRecord:
