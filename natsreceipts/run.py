@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from contextvars import ContextVar
+from types import CoroutineType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast, overload
 
 from natsreceipts.decision import Effect
@@ -55,43 +56,51 @@ class Executions:
         """
         shared = self._shared.get(identity)
         if shared is None or shared.abandoned:
-            shared = self._shared[identity] = _Shared(self._alone(identity, work))
+            shared = self._shared[identity] = _Shared(work())
+            shared.task.add_done_callback(lambda _: self._forget(identity, shared))
         return cast("_T", await shared.result())
 
-    async def _alone(self, identity: object, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        try:
-            return await work()
-        finally:
-            # An abandoned execution may have been followed by another of the same identity.
-            mine = self._shared.get(identity)
-            if mine is not None and mine.task is asyncio.current_task():
-                del self._shared[identity]
+    def _forget(self, identity: object, shared: _Shared) -> None:
+        # An abandoned execution may have been followed by another of the same identity.
+        if self._shared.get(identity) is shared:
+            del self._shared[identity]
 
 
 class _Shared:
+    __slots__ = ("_waiting", "abandoned", "task")
+
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         self.task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work)
+        self.task.add_done_callback(self._wake)
         self.abandoned = False
-        self._waiters = 0
+        self._waiting: list[asyncio.Future[None]] = []
 
     async def result(self) -> Any:
-        self._waiters += 1
-        try:
-            return await asyncio.shield(self.task)
-        except asyncio.CancelledError:
-            if self._waiters == 1 and not self.task.done():
-                self.abandoned = True
-                self.task.cancel()
-                await see_through(_settled(self.task), within=None)
-            raise
-        finally:
-            self._waiters -= 1
+        task = self.task
+        if not task.done():
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                self._waiting.remove(waiter)
+                if not self._waiting and not task.done():
+                    self.abandoned = True
+                    task.cancel()
+                    await see_through(_settled(task), within=None)
+                raise
+        return task.result()
+
+    def _wake(self, task: asyncio.Task[Any]) -> None:
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+        if not self._waiting and not task.cancelled():
+            task.exception()  # nobody is left to be told
 
 
 async def _settled(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task])
-    if not task.cancelled():
-        task.exception()
 
 
 class Run:
@@ -200,7 +209,10 @@ class Run:
         async def work() -> Any:
             async with Call(self._store, self._pulse, key, chosen, read_first=read_first.get()) as call:
                 if not call.replayed:
-                    call.result = await _awaited(fn(call) if _takes_call(fn) else fn())
+                    value: object = fn(call) if _takes_call(fn) else fn()
+                    # The type is the quick look; the other asks an abstract base class.
+                    awaitable = type(value) is CoroutineType or inspect.isawaitable(value)
+                    call.result = await cast("Awaitable[Any]", value) if awaitable else value
             return call.result
 
         if chosen.effect is Effect.READ:
@@ -217,13 +229,9 @@ class Run:
             raise InvalidName("option", ", ".join({**self._defaults, **options}), f"a call takes {names}") from error
 
 
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
-
-
 def _takes_call(fn: Callable[..., Any]) -> bool:
     """Whether ``fn`` has a required positional parameter, which is then the call."""
-    if inspect.isfunction(fn):  # the usual case, at a hundredth of what a signature costs
+    if type(fn) is FunctionType:  # the usual case, at a hundredth of what a signature costs
         return fn.__code__.co_argcount > len(fn.__defaults__ or ())
     parameters = inspect.signature(fn).parameters.values()
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
