@@ -11,6 +11,7 @@ Every write carries a nonce of its own and is fenced on the revision that its wr
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
     from natsreceipts.identity import ReceiptKey
 
 __all__ = ["CLAIM_PATIENCE", "Attempt", "Attempts", "Blocked", "Ending", "Lost", "margin_of"]
+
+_log = logging.getLogger("natsreceipts")
 
 CLAIM_PATIENCE = 15.0
 """Seconds that a claim is tried for: writes are out for 4 to 10 s in a failover (measured)."""
@@ -610,7 +613,8 @@ class Attempts:
         """Keep a settle that could not be finished, so that this process's next call of the key finishes it."""
         self._unfinished[attempt.kv_key] = (attempt, ending, result)
         while len(self._unfinished) > _UNFINISHED:
-            self._unfinished.popitem(last=False)
+            dropped, _ = self._unfinished.popitem(last=False)
+            _log.error("%s: its outcome could not be recorded, and is now forgotten: settle it by hand", dropped)
 
     async def finish(self, kv_key: str, pace: Pace) -> None:
         """Finish a settle of this key that was kept, if there is one. Raises NotRecorded where that fails again."""
@@ -619,7 +623,9 @@ class Attempts:
             return
         attempt, ending, result = kept
         try:
-            await self.settle(attempt, ending, pace)
+            lost = await self.settle(attempt, ending, pace)
+            if lost is not None:
+                _log.warning("%s: an outcome that was kept came too late: %s", kv_key, lost)
         except (NotWritten, InDoubt) as failure:
             self.keep(attempt, ending, result)
             raise NotRecorded(

@@ -39,8 +39,6 @@ _NEEDS_A_PERSON = (
 _SOON = 1.0
 _FIRST_DELAY = 30.0
 _LONGEST_DELAY = 3600.0
-_PROGRESS_EVERY = 5.0
-"""Seconds; a consumer's ack_wait is 30 s by default, and shorter ones are asked for their own."""
 
 
 class _Metadata(Protocol):
@@ -97,7 +95,10 @@ async def deliver(msg: JetStreamMessage, *, terminate: bool, progress: float) ->
         raise
     else:
         await _stopped(beat)
-        await msg.ack()
+        try:
+            await msg.ack()
+        except Exception as failure:  # noqa: BLE001 - the turn ended well; delivered again, it replays
+            _log.warning("a delivery could not be acknowledged, and will come again: %s", failure)
     finally:
         beat.cancel()
         with contextlib.suppress(ValueError):  # the generator was closed in another context

@@ -6,6 +6,7 @@ The home of tasks and timers. No task outlives the context manager that started 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from contextvars import ContextVar
@@ -159,7 +160,7 @@ class Pulse:
 async def see_through(work: Coroutine[Any, Any, _T], *, within: float | None) -> _T:
     """Run ``work`` to its end even if this task is cancelled meanwhile, then let the cancellation go on.
 
-    After ``within`` seconds (None: never) the work itself is cancelled.
+    After ``within`` seconds (None: never) the work itself is cancelled, and TimeoutError raised.
     """
     task = asyncio.get_running_loop().create_task(work)
     end = asyncio.get_running_loop().call_later(within, task.cancel) if within is not None else None
@@ -177,6 +178,8 @@ async def see_through(work: Coroutine[Any, Any, _T], *, within: float | None) ->
         if not task.cancelled() and task.exception() is not None:
             _log.warning("while being cancelled: %s", task.exception())
         raise cancelled
+    if task.cancelled():
+        raise TimeoutError
     return task.result()
 
 
@@ -284,8 +287,8 @@ class Call:
     async def renew(self) -> None:
         """Renew the lease now, to be sure just before the point of no return.
 
-        Raises LeaseLost where the call is no longer this attempt's, NotClaimed where that could not be found out
-        within a third of the lease: in both cases do not go on.
+        Raises LeaseLost where the call is no longer this attempt's, or where that could not be found out within a
+        third of the lease: in both cases do not go on.
         """
         if self._state != "open" or not self._guarded or self.replayed:
             return
@@ -295,17 +298,14 @@ class Call:
         try:
             async with self._one_write():
                 lost = await self._store.renew(self._attempt, self._store.pace(self._options.lease, patience=third))
-        except (NotWritten, InDoubt) as failure:
-            raise NotClaimed(self.key, f"the lease could not be renewed: {failure}").because(
-                failure.cause
-            ) from failure.cause
-        except NatsReceiptsError as error:
-            raise with_key(error, self.key)  # noqa: B904 - it is the same error
+        except (NotWritten, InDoubt, NatsReceiptsError) as failure:
+            cause = failure if isinstance(failure, NatsReceiptsError) else failure.cause
+            raise LeaseLost(self.key, f"its lease could not be renewed: {failure}").because(cause) from cause
         if lost is not None:
             self.lost = True
             raise LeaseLost(self.key, str(lost))
         if loop.time() - asked >= third:
-            raise NotClaimed(self.key, "the server took longer than a third of the lease to renew it")
+            raise LeaseLost(self.key, "renewing its lease took longer than a third of it")
 
     # ------------------------------------------------------------------ entering
 
@@ -323,7 +323,8 @@ class Call:
             except BaseException as error:
                 if self._attempt.in_flight is not None or self._attempt.holds:
                     pace = self._store.pace(self._options.lease, patience=_HURRIED)
-                    await see_through(self._store.abandon(self._attempt, pace), within=_HURRIED)
+                    with contextlib.suppress(TimeoutError):
+                        await see_through(self._store.abandon(self._attempt, pace), within=_HURRIED + 1)
                 if isinstance(error, Unreachable):
                     raise NotClaimed(self.key, str(error)) from error
                 if isinstance(error, NatsReceiptsError) and not isinstance(error, ReceiptError):
@@ -494,6 +495,7 @@ class Call:
             await asyncio.sleep(max(attempt.sent + lease / 3 - loop.time(), 0.0))
 
     def _time_out(self) -> None:
+        self._pulse.drop(self)
         if self._beat is not None:
             self._beat.cancel()
         self._interrupt("timeout")
@@ -512,7 +514,7 @@ class Call:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    ) -> bool:
         self._state = "ended"
         _entered.set(self._outside)
         self._pulse.drop(self)
@@ -527,18 +529,19 @@ class Call:
             self._beat.cancel()
         try:
             if self.replayed:
-                return
+                return False
             if error is None:
                 await self._succeeded()
             elif ours:
-                await self._interrupted(error)
+                return await self._interrupted(error)
             elif self._guarded:
                 await self._failed(error, spoke=spoke)
+            return False
         finally:
             if error is not None:
                 error.__dict__[_LEFT] = True
             if self._beat is not None:
-                await see_through(_ended(self._beat), within=_HURRIED)
+                await see_through(_ended(self._beat), within=None)
 
     async def _succeeded(self) -> None:
         if not self._guarded:
@@ -570,8 +573,11 @@ class Call:
             has_result=True,
         ) from problem
 
-    async def _interrupted(self, error: BaseException) -> None:
+    async def _interrupted(self, error: BaseException) -> bool:
+        """Say why the body was cancelled. True: there is a result all the same, a resolver's."""
         if isinstance(self._interrupted_by, Lost):
+            if self._replay_resolved(self._interrupted_by):
+                return True
             raise LeaseLost(self.key, str(self._interrupted_by)) from error
         if self._interrupted_by == "silence":
             try:
@@ -581,7 +587,8 @@ class Call:
                     self.key, "NATS was silent for a whole lease, and the body was cancelled"
                 ) from unrecorded
             raise LeaseLost(self.key, "NATS was silent for a whole lease, and the body was cancelled") from error
-        late = CallTimedOut(self.key, timeout=self._options.timeout or 0.0, status=self._unfinished_status())
+        status = self._unfinished_status() if self._guarded else "none (it is a read)"
+        late = CallTimedOut(self.key, timeout=self._options.timeout or 0.0, status=status)
         if self._guarded:
             await self._settle(Ending(self._unfinished_status(), error=error_info(late)), patience=_SETTLE_PATIENCE)
         raise late from error
@@ -593,7 +600,8 @@ class Call:
             await self._settle(ending, patience=_SETTLE_PATIENCE)
         else:
             # A cancellation (or the interpreter's end) goes on as what it is, whatever the settle comes to.
-            await see_through(self._settle_in_hurry(ending), within=_HURRIED + 1)
+            with contextlib.suppress(TimeoutError):
+                await see_through(self._settle_in_hurry(ending), within=_HURRIED + 1)
 
     def _unfinished_status(self) -> Literal["failed", "ambiguous"]:
         return "ambiguous" if self._guarded and self._attempt.held.effect is Effect.OPAQUE else "failed"
@@ -608,7 +616,8 @@ class Call:
                 async with self._lock:
                     lost = await store.settle(attempt, ending, store.pace(self._options.lease, patience=patience))
         except asyncio.CancelledError:
-            await see_through(self._settle_in_hurry(ending), within=_HURRIED + 1)
+            with contextlib.suppress(TimeoutError):
+                await see_through(self._settle_in_hurry(ending), within=_HURRIED + 1)
             raise
         except (NotWritten, InDoubt, NatsReceiptsError) as failure:
             cause = failure.cause if isinstance(failure, NotWritten | InDoubt) else failure
@@ -618,13 +627,18 @@ class Call:
             raise NotRecorded(self.key, str(failure), result=value, has_result=self._returned) from cause
         if lost is None:
             return
-        if store.resolved_for(attempt, lost.seen):
-            _log.warning("%s: %s; that result stands, and not the one of this attempt", self.key.kv_key, lost)
-            if self._returned:
-                self._replay(lost.seen)
+        if self._replay_resolved(lost):
             return
         self.lost = True
         raise LeaseLost(self.key, str(lost), result=value, has_result=self._returned)
+
+    def _replay_resolved(self, lost: Lost) -> bool:
+        """Whether somebody completed the call in this attempt's stead; then that result is the call's."""
+        if not self._store.resolved_for(self._attempt, lost.seen):
+            return False
+        _log.warning("%s: %s; that result stands, and not what this attempt did", self.key.kv_key, lost)
+        self._replay(lost.seen)
+        return True
 
     async def _settle_in_hurry(self, ending: Ending) -> None:
         """Settle, or go on with a settle that a cancellation cut off. What cannot be finished is kept."""
@@ -655,3 +669,5 @@ def _says_not_applied(error: BaseException, classes: tuple[type[BaseException], 
 
 async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("a heartbeat ended in an error", exc_info=error)

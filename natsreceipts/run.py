@@ -203,7 +203,7 @@ class Run:
         """
         key = self.key(tool, args, distinct=distinct)
         chosen = self._options_of(options)
-        if inside(key):
+        if chosen.effect is not Effect.READ and inside(key):
             raise CallInFlight(key, retry_after=0.0, reason="this call is made inside its own body")
 
         async def work() -> Any:
@@ -211,8 +211,9 @@ class Run:
                 if not call.replayed:
                     value: object = fn(call) if _takes_call(fn) else fn()
                     # The type is the quick look; the other asks an abstract base class.
-                    awaitable = type(value) is CoroutineType or inspect.isawaitable(value)
-                    call.result = await cast("Awaitable[Any]", value) if awaitable else value
+                    if type(value) is CoroutineType or inspect.isawaitable(value):
+                        value = await cast("Awaitable[object]", value)
+                    call.result = value
             return call.result
 
         if chosen.effect is Effect.READ:
