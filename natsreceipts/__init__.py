@@ -9,7 +9,7 @@ Guard a tool's call, and a retry of it, in this process or another, gets the fir
 
 from __future__ import annotations
 
-from natsreceipts.decision import Effect
+from natsreceipts.decision import Effect, Landed, NotLanded, Unknown
 from natsreceipts.embedded import EmbeddedServer, embedded
 from natsreceipts.errors import (
     AmbiguousCall,
@@ -28,11 +28,15 @@ from natsreceipts.errors import (
     NotClaimed,
     NotProvisioned,
     NotRecorded,
+    NotResolvable,
     PermissionDenied,
     ReceiptErased,
     ReceiptError,
     ResultNotSet,
+    ResultTypeMismatch,
     ServerUnavailable,
+    StaleRevision,
+    StepRepeated,
     Unreachable,
     UnsupportedRecord,
 )
@@ -55,14 +59,17 @@ __all__ = [
     "EmbeddedServer",
     "InvalidName",
     "InvalidSetting",
+    "Landed",
     "LeaseLost",
     "NatsReceiptsError",
     "NoActiveRun",
     "NotApplied",
     "NotCanonical",
     "NotClaimed",
+    "NotLanded",
     "NotProvisioned",
     "NotRecorded",
+    "NotResolvable",
     "PermissionDenied",
     "Receipt",
     "ReceiptErased",
@@ -70,10 +77,14 @@ __all__ = [
     "ReceiptKey",
     "ReceiptStore",
     "ResultNotSet",
+    "ResultTypeMismatch",
     "Run",
     "ServerUnavailable",
+    "StaleRevision",
+    "StepRepeated",
     "Tool",
     "Toolkit",
+    "Unknown",
     "Unreachable",
     "UnsupportedRecord",
     "args_hash",

@@ -49,12 +49,13 @@ from natsreceipts.fence import (
     newest,
     report,
 )
-from natsreceipts.receipts import Seen, seen_of
+from natsreceipts.seen import Seen, seen_of
 from natsreceipts.wire import (
     ErrorInfo,
     Holder,
     Payload,
     ReceiptRecord,
+    ResolvedBy,
     Status,
     fresh_body,
     fresh_receipt,
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from natsreceipts._jetstream import Bucket, Entry
     from natsreceipts.identity import ReceiptKey
 
-__all__ = ["CLAIM_PATIENCE", "Attempt", "Attempts", "Blocked", "Ending", "Lost", "margin_of"]
+__all__ = ["CLAIM_PATIENCE", "Attempt", "Attempts", "Blocked", "Ending", "Judged", "Lost", "Resolution", "margin_of"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -83,6 +84,21 @@ class Blocked(NamedTuple):
     decision: Decision
     effect: Effect
     expires_in: float = 0.0
+
+
+class Judged(NamedTuple):
+    """An ambiguous record that stands under ``revision``."""
+
+    record: ReceiptRecord
+    revision: int
+
+
+class Resolution(NamedTuple):
+    """What somebody who looked at the outside world says: it landed with ``result`` (a payload's JSON), or (None)
+    it did not and can no longer."""
+
+    by: ResolvedBy
+    result: bytes | None = None
 
 
 class Lost(NamedTuple):
@@ -138,6 +154,7 @@ class Attempt:
         "_held",
         "_watched",
         "_watched_since",
+        "args",
         "body",
         "effect",
         "in_flight",
@@ -157,6 +174,8 @@ class Attempt:
         self.effect = effect
         self.lease = lease
         """Seconds."""
+        self.args: bytes | None = None
+        """The arguments to keep in the receipt, a payload's JSON."""
         self.revision = 0
         """The revision by which this attempt holds the call, or by which it ended; 0 before that."""
         self.number = 0
@@ -268,8 +287,7 @@ class Attempts:
                 blocked = await self._blocked(attempt, seen, pace)
                 if not isinstance(blocked.decision, Execute):
                     return blocked
-                record = self._claim_over(attempt, seen, number=blocked.decision.attempt, effect=blocked.effect)
-                write = _Write.of(record, expected=seen.revision)
+                write = self._claim_over(attempt, seen, number=blocked.decision.attempt, effect=blocked.effect)
             outcome = await self._send_claim(attempt, write, pace)
             if isinstance(outcome, Landed):
                 return None
@@ -413,6 +431,8 @@ class Attempts:
         return min(left, full - (now - max(seen.time, leader_since)) / 1e9)
 
     def _fresh_claim(self, attempt: Attempt) -> _Write:
+        if attempt.args is not None:
+            return self._claim_over(attempt, None, number=1, effect=attempt.effect)
         nonce, token = self._bucket.nonce(), self._bucket.nonce()
         attempt.body = fresh_body(
             attempt.key,
@@ -424,15 +444,19 @@ class Attempts:
         value = fresh_receipt(attempt.body, write=nonce, status="running")
         return _Write(value, expected=0, nonce=nonce, token=token)
 
-    def _claim_over(self, attempt: Attempt, seen: Seen, *, number: int, effect: Effect) -> ReceiptRecord:
+    def _claim_over(self, attempt: Attempt, seen: Seen | None, *, number: int, effect: Effect) -> _Write:
         attempt.body = None
-        fields: dict[str, Any] = {
-            name: value for name in ("steps", "fences") if (value := getattr(seen.record, name)) is not None
-        }
-        if seen.record.open or self._leaves_open(seen.record):
-            fields["open"] = True
+        fields: dict[str, Any] = {}
+        if attempt.args is not None:
+            fields["args"] = Payload.model_validate_json(attempt.args)
+        if seen is not None:
+            for name in ("steps", "fences"):
+                if (value := getattr(seen.record, name)) is not None:
+                    fields[name] = value
+            if seen.record.open or self._leaves_open(seen.record):
+                fields["open"] = True
         key = attempt.key
-        return ReceiptRecord(
+        record = ReceiptRecord(
             v=1,
             write=self._bucket.nonce(),
             status="running",
@@ -446,6 +470,7 @@ class Attempts:
             holder=Holder(token=self._bucket.nonce(), worker=self._worker),
             **fields,
         )
+        return _Write.of(record, expected=seen.revision if seen is not None else 0)
 
     def _holds(self, key: ReceiptKey, token: str, entry: Entry) -> bool:
         if entry.erased:
@@ -455,13 +480,18 @@ class Attempts:
 
     # ------------------------------------------------------------------ holding
 
-    async def renew(self, attempt: Attempt, pace: Pace) -> Lost | None:
-        """Renew the lease. None: the attempt holds the call for another lease from ``attempt.sent`` on.
+    async def renew(self, attempt: Attempt, pace: Pace, step: dict[str, Payload] | None = None) -> Lost | None:
+        """Renew the lease, and record the output of a ``step`` with it.
 
-        Raises `NotWritten` and `InDoubt` at the pace's deadline, and what `get` raises.
+        None: the attempt holds the call for another lease from ``attempt.sent`` on, and the step stands. Raises
+        `NotWritten` and `InDoubt` at the pace's deadline, and what `get` raises.
         """
         while True:
-            write = _Write.of(self._next(attempt, status="running"), expected=attempt.revision)
+            fields: dict[str, Any] = {}
+            if step is not None:
+                attempt.body = None
+                fields["steps"] = {**(attempt.held.steps or {}), **step}
+            write = _Write.of(self._next(attempt, status="running", **fields), expected=attempt.revision)
             outcome = await advance(
                 self._bucket,
                 attempt.kv_key,
@@ -480,7 +510,8 @@ class Attempts:
                 attempt.running = True
             else:
                 attempt.found(seen_of(self._bucket.name, attempt.key, outcome.entry).record, outcome.revision)
-            if attempt.running:
+            # What was read back in a doubt may be an older write of this attempt, without the step.
+            if attempt.running and (step is None or step.keys() <= (attempt.held.steps or {}).keys()):
                 attempt.sent = outcome.sent
                 return None
 
@@ -575,12 +606,34 @@ class Attempts:
 
     # ------------------------------------------------------------------ judging
 
-    async def judge(self, attempt: Attempt, blocked: Blocked, pace: Pace) -> Seen | None:
-        """Make a record ambiguous, on the revision that was looked at. None: it moved, so look again.
+    async def condemn(self, attempt: Attempt, blocked: Blocked) -> Judged | None:
+        """Make a record whose lease is over ambiguous, unless it says so already. None: it moved, so look again.
 
-        Exactly one of many judges wins, and a stale read raises no false alarm. Raises NotClaimed where it
+        A running record is looked at twice, a third of its lease and margin apart, and must not have moved: a
+        restarted server must not condemn every call in flight, their holders get time to renew. The wait is made
+        in here, except for what this attempt has already watched that long. Raises NotClaimed where the judgement
         cannot be written, and what `get` raises.
         """
+        seen = blocked.seen
+        if seen.record.status == "ambiguous":
+            return Judged(seen.record, seen.revision)
+        if seen.record.status == "running":
+            lease = (seen.record.lease_ms or 0) / 1000
+            apart = (lease + margin_of(lease)) / 3
+            async with self._bucket.hints(attempt.kv_key) as hint:
+                while True:
+                    pace = self.pace(attempt.lease, patience=CLAIM_PATIENCE)
+                    left = apart - attempt.watched(seen.revision, pace.now())
+                    if left <= 0:
+                        break
+                    await hint.wait(left)
+                    again = await self.look(attempt, pace)
+                    if again is None or again.revision != seen.revision:
+                        return None
+        return await self._judge(attempt, blocked, self.pace(attempt.lease, patience=CLAIM_PATIENCE))
+
+    async def _judge(self, attempt: Attempt, blocked: Blocked, pace: Pace) -> Judged | None:
+        """On the revision that was looked at: of many judges exactly one wins, and a stale read raises no alarm."""
         seen = blocked.seen
         record = seen.record
         error = record.error or ErrorInfo(
@@ -605,7 +658,35 @@ class Attempts:
             ).because(failure.cause) from failure.cause
         if isinstance(outcome, Overtaken):
             return None
-        return Seen(judged, outcome.revision, seen.time)
+        return Judged(judged, outcome.revision)
+
+    async def resolve(self, attempt: Attempt, standing: Judged, resolution: Resolution, pace: Pace) -> int | None:
+        """Settle a call from outside, on the revision that was looked at. The new revision; None: it had moved.
+
+        The holder stays on record, so that an attempt that comes back late recognises what became of its call.
+        Raises `NotWritten` and `InDoubt`.
+        """
+        record = standing.record
+        fields: dict[str, Any] = {
+            name: getattr(record, name)
+            for name in record.model_fields_set
+            if name not in ("write", "status", "result", "error", "resolved", "open")
+        }
+        if resolution.result is not None:
+            fields |= {"status": "completed", "result": Payload.model_validate_json(resolution.result)}
+        else:
+            error = ErrorInfo(type="NotApplied", message=resolution.by.reason, not_applied=True)
+            fields |= {"status": "failed", "error": error}
+        settled = ReceiptRecord(write=self._bucket.nonce(), resolved=resolution.by, **fields)
+        outcome = await report(
+            self._bucket,
+            attempt.kv_key,
+            settled.to_bytes(),
+            expected=standing.revision,
+            is_this_write=partial(self._wrote, attempt.key, settled.write),
+            pace=pace,
+        )
+        return outcome.revision if isinstance(outcome, Landed) else None
 
     # ------------------------------------------------------------------ settles that stayed unknown
 

@@ -28,11 +28,15 @@ __all__ = [
     "NotClaimed",
     "NotProvisioned",
     "NotRecorded",
+    "NotResolvable",
     "PermissionDenied",
     "ReceiptErased",
     "ReceiptError",
     "ResultNotSet",
+    "ResultTypeMismatch",
     "ServerUnavailable",
+    "StaleRevision",
+    "StepRepeated",
     "Unreachable",
     "UnsupportedRecord",
 ]
@@ -301,6 +305,48 @@ class CorruptRecord(ReceiptError):
             f"Look at it with `nats kv get {bucket} KEY --revision {revision} --raw` and put back the last good "
             f"revision from `nats kv history {bucket} KEY`",
         )
+
+
+class ResultTypeMismatch(ReceiptError):
+    """A recorded result does not fit ``result_type``. ``result`` is the recorded value; nothing was executed again."""
+
+    def __init__(self, key: ReceiptKey | str, problem: str, *, result: object) -> None:
+        self.result = result
+        super().__init__(
+            key,
+            f"the call is completed, and its recorded result does not fit the result_type that was asked for "
+            f"({problem}); it is not executed again. Ask for the type that it was recorded with",
+        )
+
+
+class StepRepeated(ReceiptError):
+    """One attempt used the name of a step twice."""
+
+    def __init__(self, key: ReceiptKey | str, step: str) -> None:
+        self.step = step
+        super().__init__(key, f"step {step!r} was used before in this attempt: give each step a name of its own")
+
+
+class StaleRevision(ReceiptError):
+    """The receipt moved on after it was looked at, so nothing was settled."""
+
+    def __init__(self, key: ReceiptKey | str, *, revision: int, current: int, status: str) -> None:
+        self.revision = revision
+        self.current = current
+        self.status = status
+        super().__init__(
+            key,
+            f"revision {revision} was overtaken: the receipt is {status} at revision {current}. Nothing was settled; "
+            f"look at it again and settle that revision if it still needs it",
+        )
+
+
+class NotResolvable(ReceiptError):
+    """A receipt in this state is not for a person to settle."""
+
+    def __init__(self, key: ReceiptKey | str, *, status: str, reason: str) -> None:
+        self.status = status
+        super().__init__(key, f"a receipt that is {status} cannot be settled from outside: {reason}")
 
 
 class UnsupportedRecord(ReceiptError):

@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import math
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
-from natsreceipts.attempts import CLAIM_PATIENCE, Attempt, Attempts, Blocked, Ending, Lost, margin_of
-from natsreceipts.decision import Effect, Replay, Wait
+import pydantic
+
+from natsreceipts.attempts import CLAIM_PATIENCE, Attempt, Attempts, Blocked, Ending, Lost, Resolution
+from natsreceipts.decision import Effect, Landed, NotLanded, Replay, Unknown, Verdict, Wait
 from natsreceipts.errors import (
     AmbiguousCall,
     CallInFlight,
     CallTimedOut,
+    CorruptRecord,
+    InvalidName,
     InvalidSetting,
     LeaseLost,
     NatsReceiptsError,
@@ -28,20 +35,23 @@ from natsreceipts.errors import (
     ReceiptErased,
     ReceiptError,
     ResultNotSet,
+    ResultTypeMismatch,
+    StepRepeated,
     Unreachable,
     with_key,
 )
 from natsreceipts.fence import InDoubt, NotWritten
-from natsreceipts.receipts import Seen, result_of
-from natsreceipts.wire import encode_payload, error_info
+from natsreceipts.payload import NotEncodable
+from natsreceipts.seen import Seen, result_of
+from natsreceipts.wire import Payload, ResolvedBy, encode_payload, error_info
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
     from types import TracebackType
 
     from natsreceipts.identity import ReceiptKey
 
-__all__ = ["Call", "CallOptions", "Pulse", "inside", "see_through"]
+__all__ = ["Call", "CallOptions", "Pulse", "inside", "see_through", "takes_argument"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -72,7 +82,11 @@ class CallOptions:
     accepted write until others may judge the attempt dead, at least 0.1. ``wait``: seconds to wait for another
     attempt before `CallInFlight` is raised. ``timeout``: seconds after which a body that hangs is cancelled (None:
     never). ``on_lost``: whether a body that lost its call is cancelled. ``not_applied``: exception classes by which
-    the body says that the effect did not and can no longer happen. Raises InvalidSetting.
+    the body says that the effect did not and can no longer happen. ``verify``: an async function, of no argument or
+    of the `Call`, that is asked instead of raising AmbiguousCall; it looks at the outside world and returns
+    `Landed`, `NotLanded` or `Unknown`. ``result_type``: what results are read as (anything that a pydantic
+    TypeAdapter takes), for the first caller and for every replay. ``store_args``: keep the arguments in the receipt.
+    Raises InvalidSetting.
     """
 
     effect: Effect = Effect.OPAQUE
@@ -81,6 +95,9 @@ class CallOptions:
     timeout: float | None = None
     on_lost: Literal["cancel", "continue"] = "cancel"
     not_applied: tuple[type[BaseException], ...] = ()
+    verify: Callable[..., Awaitable[Verdict]] | None = None
+    result_type: Any = None
+    store_args: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -104,7 +121,28 @@ class CallOptions:
             isinstance(c, type) and issubclass(c, BaseException) for c in cast("tuple[object, ...]", classes)
         ):
             raise InvalidSetting(f"not_applied={self.not_applied!r}: use a tuple of exception classes")
+        if self.verify is not None and not callable(self.verify):
+            raise InvalidSetting(f"verify={self.verify!r}: use an async function")
+        if self.result_type is not None:
+            try:
+                _adapter(self.result_type)
+            except Exception as error:
+                raise InvalidSetting(f"result_type={self.result_type!r} is no type that pydantic takes") from error
         object.__setattr__(self, "not_applied", tuple(cast("tuple[type[BaseException], ...]", classes)))
+
+
+@lru_cache(maxsize=1024)
+def _adapter(result_type: Any) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(result_type)
+
+
+def takes_argument(fn: Callable[..., Any]) -> bool:
+    """Whether ``fn`` has a required positional parameter (which is then given the call)."""
+    if type(fn) is FunctionType:  # the usual case, at a hundredth of what a signature costs
+        return fn.__code__.co_argcount > len(fn.__defaults__ or ())
+    parameters = inspect.signature(fn).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)
 
 
 def inside(key: ReceiptKey) -> bool:
@@ -211,6 +249,7 @@ class Call:
         "_returned",
         "_revision",
         "_state",
+        "_steps",
         "_store",
         "_task",
         "_timer",
@@ -220,7 +259,14 @@ class Call:
     )
 
     def __init__(
-        self, store: Attempts, pulse: Pulse, key: ReceiptKey, options: CallOptions, *, read_first: bool = False
+        self,
+        store: Attempts,
+        pulse: Pulse,
+        key: ReceiptKey,
+        options: CallOptions,
+        *,
+        args: object = None,
+        read_first: bool = False,
     ) -> None:
         self.key = key
         """The ReceiptKey of the call."""
@@ -233,6 +279,9 @@ class Call:
         self._options = options
         self._read_first = read_first
         self._attempt = Attempt(key, effect=options.effect, lease=options.lease)
+        if options.store_args:
+            self._attempt.args, _ = encode_payload(args)
+        self._steps: set[str] | None = None
         self._result: Any = _UNSET
         self._revision = 0
         self._number = 1
@@ -306,6 +355,53 @@ class Call:
             raise LeaseLost(self.key, str(lost))
         if loop.time() - asked >= third:
             raise LeaseLost(self.key, "renewing its lease took longer than a third of it")
+
+    async def step(self, name: str, fn: Callable[[], Awaitable[_T] | _T]) -> _T:
+        """Execute one step of a resumable effect, or return its recorded output.
+
+        ``fn`` is executed unless an earlier attempt recorded this step; what it returns (awaited where it can be)
+        is written into the receipt before this returns, and comes back as a later attempt would get it. What it
+        raises is let through, and nothing is recorded. Raises StepRepeated for a name used twice in one attempt,
+        InvalidSetting unless the effect is resumable, LeaseLost where the call is no longer this attempt's, and
+        NotRecorded with the output where it could not be written: the step ran, and a later attempt may repeat it.
+        """
+        if self._options.effect is not Effect.RESUMABLE:
+            raise InvalidSetting(f"{self.key.kv_key}: steps are for effect='resumable', not {self._options.effect}")
+        if self._state != "open" or self.replayed:
+            raise InvalidSetting(f"{self.key.kv_key}: step {name!r} outside the body of a call that executes")
+        if not isinstance(cast("object", name), str) or not name or not name.isprintable():
+            raise InvalidName("step", name, "use a non-empty printable string")
+        self._steps = self._steps or set()
+        if name in self._steps:
+            raise StepRepeated(self.key, name)
+        self._steps.add(name)
+        attempt = self._attempt
+        recorded = (attempt.held.steps or {}).get(name)
+        if recorded is not None:
+            try:
+                return cast("_T", recorded.value())
+            except ValueError as error:
+                reason = f"step {name!r}: {error}"
+                raise CorruptRecord(self._store.bucket.name, self.key, attempt.revision, reason) from error
+        if self.lost:
+            raise LeaseLost(self.key, "it was lost before this step")
+        output = fn()
+        if inspect.isawaitable(output):
+            output = await cast("Awaitable[_T]", output)
+        try:
+            payload, value = encode_payload(output)
+            async with self._one_write():
+                pace = self._store.pace(self._options.lease, patience=self._options.lease)
+                lost = await self._store.renew(attempt, pace, {name: Payload.model_validate_json(payload)})
+        except (NotWritten, InDoubt, NotEncodable, NatsReceiptsError) as failure:
+            cause = failure.cause if isinstance(failure, NotWritten | InDoubt) else failure
+            raise NotRecorded(self.key, f"step {name!r}: {failure}", result=output, has_result=True).because(
+                cause
+            ) from cause
+        if lost is not None:
+            self.lost = True
+            raise LeaseLost(self.key, str(lost), result=output, has_result=True)
+        return cast("_T", value)
 
     # ------------------------------------------------------------------ entering
 
@@ -381,7 +477,7 @@ class Call:
         return await self._store.look(self._attempt, pace)
 
     def _replay(self, seen: Seen) -> None:
-        self._result = result_of(self._store.bucket.name, seen)
+        self._result = self._typed(result_of(self._store.bucket.name, seen))
         self._revision = seen.revision
         self._number = seen.record.attempts
         self.replayed = True
@@ -435,35 +531,50 @@ class Call:
                 await hint.wait(min(held_lease / 3, expires_in, left))
 
     async def _condemn(self, blocked: Blocked) -> Seen | None:
-        """Raise AmbiguousCall, after the record says so; or return what stands there instead."""
-        store, attempt, seen = self._store, self._attempt, blocked.seen
-        if seen.record.status == "ambiguous":
-            raise self._ambiguous(seen)
-        loop = asyncio.get_running_loop()
-        if seen.record.status == "running":
-            # A restarted server must not condemn every call in flight: their holders get time to renew.
-            lease = (seen.record.lease_ms or 0) / 1000
-            apart = (lease + margin_of(lease)) / 3
-            async with store.bucket.hints(attempt.kv_key) as hint:
-                while (left := apart - attempt.watched(seen.revision, loop.time())) > 0:
-                    await hint.wait(left)
-                    again = await store.look(attempt, store.pace(self._options.lease, patience=CLAIM_PATIENCE))
-                    if again is None or again.revision != seen.revision:
-                        return again
-        pace = store.pace(self._options.lease, patience=CLAIM_PATIENCE)
-        judged = await store.judge(attempt, blocked, pace)
-        if judged is None:
-            return await store.look(attempt, pace)
-        raise self._ambiguous(judged)
+        """Raise AmbiguousCall, after the record says so and a verifier did not know; or return what to decide on."""
+        store, attempt = self._store, self._attempt
+        judged = await store.condemn(attempt, blocked)
+        if judged is not None:
+            verdict, cause = await self._verify()
+            if isinstance(verdict, Unknown):
+                error = judged.record.error
+                raise AmbiguousCall(
+                    self.key,
+                    revision=judged.revision,
+                    attempts=judged.record.attempts,
+                    detail=f"{error.type}: {error.message}" if error else "",
+                ).because(cause) from cause
+            pace = store.pace(self._options.lease, patience=CLAIM_PATIENCE)
+            try:
+                await store.resolve(attempt, judged, self._resolution(verdict), pace)
+            except (NotWritten, InDoubt) as failure:
+                raise NotClaimed(self.key, f"what the verifier saw could not be recorded: {failure}").because(
+                    failure.cause
+                ) from failure.cause
+        return await store.look(attempt, store.pace(self._options.lease, patience=CLAIM_PATIENCE))
 
-    def _ambiguous(self, seen: Seen) -> AmbiguousCall:
-        error = seen.record.error
-        return AmbiguousCall(
-            self.key,
-            revision=seen.revision,
-            attempts=seen.record.attempts,
-            detail=f"{error.type}: {error.message}" if error else "",
-        )
+    async def _verify(self) -> tuple[Verdict, BaseException | None]:
+        """What the verifier saw in the outside world. It is asked only after the ambiguous write was acknowledged."""
+        verify = self._options.verify
+        if verify is None:
+            return Unknown(), None
+        try:
+            verdict = await (verify(self) if takes_argument(verify) else verify())
+        except Exception as error:  # noqa: BLE001 - a verifier that fails does not know
+            _log.warning("%s: the verifier failed: %s", self.key.kv_key, error)
+            return Unknown(), error
+        if not isinstance(cast("object", verdict), Landed | NotLanded | Unknown):
+            answer = type(verdict).__name__
+            raise InvalidSetting(f"verify= answered with a {answer}: use Landed(result), NotLanded() or Unknown()")
+        return verdict, None
+
+    def _resolution(self, verdict: Landed | NotLanded) -> Resolution:
+        name = getattr(self._options.verify, "__qualname__", type(self._options.verify).__name__)
+        by = ResolvedBy(by=f"verifier {name}", reason="it looked at the outside world")
+        if isinstance(verdict, NotLanded):
+            return Resolution(by)
+        payload, _ = self._encoded(verdict.result)
+        return Resolution(by, payload)
 
     # ------------------------------------------------------------------ while the body runs
 
@@ -555,12 +666,28 @@ class Call:
             await self._settle(Ending(self._unfinished_status(), error=error_info(missing)), patience=_SETTLE_PATIENCE)
             raise missing
         try:
-            payload, value = encode_payload(self._result)
+            payload, value = self._encoded(self._result)
         except Exception as problem:  # noqa: BLE001 - a model of the host's may fail in its own way
             await self._unstorable(problem)
         else:
             self._result = value
             await self._settle(Ending("completed", result=payload), patience=_SETTLE_PATIENCE)
+            if self._options.result_type is not None and not self.replayed:
+                self._result = self._typed(value)
+
+    def _encoded(self, result: object) -> tuple[bytes, Any]:
+        """The payload's JSON and the value as a replay would read it, before it is given its type."""
+        if self._options.result_type is not None:
+            result = _adapter(self._options.result_type).dump_python(result)
+        return encode_payload(result)
+
+    def _typed(self, value: Any) -> Any:
+        if self._options.result_type is None:
+            return value
+        try:
+            return _adapter(self._options.result_type).validate_python(value)
+        except pydantic.ValidationError as error:
+            raise ResultTypeMismatch(self.key, str(error), result=value) from error
 
     async def _unstorable(self, problem: Exception) -> None:
         """The effect happened and its result cannot be kept: say so in the receipt, and hand the result out."""

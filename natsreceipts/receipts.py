@@ -1,50 +1,43 @@
-"""The receipts as they stand in the bucket: `Receipt`, and reading them. Never writes."""
+"""The receipts of one bucket as people and programs look at them, and settle what nobody knows."""
 
 from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, cast
 
-from natsreceipts.errors import CorruptRecord, NatsReceiptsError, ReceiptErased, with_key
-from natsreceipts.fence import Pace, newest
-from natsreceipts.wire import ErrorInfo, ReceiptRecord, ResolvedBy, Status, read_receipt
+from natsreceipts.attempts import CLAIM_PATIENCE, Attempt, Attempts, Blocked, Judged, Resolution
+from natsreceipts.decision import Ambiguous, Effect
+from natsreceipts.errors import (
+    CallInFlight,
+    InvalidName,
+    InvalidSetting,
+    NatsReceiptsError,
+    NotResolvable,
+    StaleRevision,
+    Unreachable,
+    with_key,
+)
+from natsreceipts.fence import InDoubt, NotWritten, Pace, newest
+from natsreceipts.identity import ReceiptKey, key_token, name_from_token, split_kv_key
+from natsreceipts.payload import NotEncodable
+from natsreceipts.seen import Seen, result_of, seen_of
+from natsreceipts.wire import ErrorInfo, ReceiptRecord, ResolvedBy, Status, encode_payload
 
 if TYPE_CHECKING:
-    from natsreceipts._jetstream import Bucket, Entry
-    from natsreceipts.decision import Effect
-    from natsreceipts.identity import ReceiptKey
+    from collections.abc import AsyncIterator
 
-__all__ = ["Receipt", "ReceiptStore", "Seen", "result_of", "seen_of"]
+    from natsreceipts._jetstream import Bucket, Entry
+
+__all__ = ["Receipt", "ReceiptStore"]
 
 _READ_PATIENCE = 5.0
 """Seconds that a read is tried for."""
 
+_WATCH_EVERY = 5.0
+"""Seconds after which a watch reads although no sign of a write came."""
 
-class Seen(NamedTuple):
-    """A revision of a receipt as it was read. ``time`` is the server's, in nanoseconds since the epoch."""
-
-    record: ReceiptRecord
-    revision: int
-    time: int
-
-
-def seen_of(bucket: str, key: ReceiptKey | str, entry: Entry) -> Seen:
-    """Read an entry of a receipts bucket. Raises ReceiptErased, CorruptRecord, UnsupportedRecord."""
-    if entry.erased:
-        raise ReceiptErased(key, bucket=bucket, revision=entry.revision)
-    return Seen(read_receipt(bucket, key, entry.revision, entry.value), entry.revision, entry.time)
-
-
-def result_of(bucket: str, seen: Seen) -> Any:
-    """The recorded result of a completed receipt. Raises CorruptRecord where it cannot be read."""
-    payload = seen.record.result
-    try:
-        if payload is None:
-            raise ValueError("it has no result")
-        return payload.value()
-    except ValueError as error:
-        raise CorruptRecord(bucket, seen.record.key, seen.revision, f"result: {error}") from error
+_UNSET: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +58,243 @@ class Receipt:
     result: Any
     error: ErrorInfo | None
     resolved: ResolvedBy | None
+    args: Any
+    """The stored arguments, or None."""
+    steps: tuple[str, ...]
+    """The names of the recorded steps."""
     worker: str | None
     lease: float | None
     """Seconds."""
 
 
 class ReceiptStore:
-    """The receipts of one bucket."""
+    """The receipts of one bucket. ``get``, ``list``, ``history`` and ``watch`` never write."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, attempts: Attempts) -> None:
         self._bucket = bucket
+        self._attempts = attempts
 
     async def get(self, key: ReceiptKey | str) -> Receipt | None:
         """The receipt of a call (a ReceiptKey or its KV key), or None where none was ever written.
 
-        Reads from the leader, for up to 5 s, and writes nothing. Raises ReceiptErased, CorruptRecord,
-        UnsupportedRecord, Unreachable, PermissionDenied, NotProvisioned.
+        Reads from the leader, for up to 5 s. Raises ReceiptErased, CorruptRecord, UnsupportedRecord, Unreachable,
+        PermissionDenied, NotProvisioned, BucketReplaced, InvalidName.
         """
-        kv_key = key if isinstance(key, str) else key.kv_key
+        entry = await self._newest(key)
+        return None if entry is None else self._view(seen_of(self._bucket.name, key, entry))
+
+    async def history(self, key: ReceiptKey | str) -> list[Receipt]:
+        """The kept revisions of a receipt, oldest first (the bucket keeps 8 or more). Raises as `get`.
+
+        Delete markers among them are left out.
+        """
+        kv_key = _kv_key(key)
+        found: list[Receipt] = []
+        revision, whole = 0, False
+        while not whole:
+            entries, whole = await self._since(kv_key, revision, key)
+            found.extend(self._view(seen_of(self._bucket.name, key, e)) for e in entries if not e.erased)
+            revision = entries[-1].revision if entries else revision
+        return found
+
+    async def list(
+        self,
+        *,
+        tenant: str | None = None,
+        run: str | None = None,
+        tool: str | None = None,
+        status: Status | None = None,
+    ) -> AsyncIterator[Receipt]:
+        """The newest revision of each receipt, filtered by names and status; an async iterator, in order of keys.
+
+        Erased receipts are left out. Raises as `get`; a receipt that cannot be read raises CorruptRecord.
+        """
+        pattern = _pattern(tenant, run, tool)
+        entries = await self._bucket.newest_of(pattern, timeout=_READ_PATIENCE)
+        if entries is not None:
+            for entry in sorted(entries, key=lambda entry: entry.key):
+                if (receipt := self._shown(entry, status)) is not None:
+                    yield receipt
+            return
+        for kv_key in await self._bucket.keys(pattern, timeout=_READ_PATIENCE):
+            entry = await self._bucket.newest(kv_key, timeout=_READ_PATIENCE, leader=False)
+            if entry is not None and (receipt := self._shown(entry, status)) is not None:
+                yield receipt
+
+    async def watch(
+        self, *, tenant: str | None = None, run: str | None = None, tool: str | None = None
+    ) -> AsyncIterator[Receipt]:
+        """The receipts that match, as they stand, and then every further revision in order, for ever.
+
+        Lives through a server restart: a subscription is only the hint, and what is yielded is read from the
+        stream after the last revision seen. Raises what `get` raises, except Unreachable, which it waits out.
+        """
+        pattern = _pattern(tenant, run, tool)
+        revision = 0
+        async with self._bucket.hints(pattern) as hint:
+            latest: dict[str, Entry] = {}
+            async for entry in self._after(pattern, 0):
+                latest[entry.key] = entry
+                revision = entry.revision
+            for entry in latest.values():
+                if not entry.erased:
+                    yield self._view(seen_of(self._bucket.name, entry.key, entry))
+            while True:
+                try:
+                    async for entry in self._after(pattern, revision):
+                        revision = entry.revision
+                        if not entry.erased:
+                            yield self._view(seen_of(self._bucket.name, entry.key, entry))
+                except Unreachable:
+                    await hint.wait(0.5)
+                    continue
+                await hint.wait(_WATCH_EVERY)
+
+    async def resolve(
+        self,
+        key: ReceiptKey | str,
+        *,
+        revision: int,
+        completed: object = _UNSET,
+        not_applied: bool = False,
+        by: str,
+        reason: str,
+        even_if_running: bool = False,
+    ) -> Receipt:
+        """Settle a call whose outcome nobody knows, on the ``revision`` that you looked at.
+
+        Say what the outside world shows: ``completed=result`` (it landed, and this is its result), or
+        ``not_applied=True`` (it did not land and can no longer land, so it may be tried again). ``by`` and
+        ``reason`` stay on record. For ambiguous receipts, for running ones whose lease is over (made ambiguous
+        first, which may take a third of their lease), and for erased ones; for a live one only with
+        ``even_if_running``, where you know more than its lease does.
+
+        Raises StaleRevision where the receipt has moved on, NotResolvable for a status that is not to be settled,
+        CallInFlight for a live attempt, InvalidSetting for bad arguments, Unreachable where it could not be
+        written or it is not known whether it was, and what `get` raises. Nothing else was changed in any case.
+        """
+        resolution = _resolution(completed, not_applied=not_applied, by=by, reason=reason)
+        entry = await self._newest(key)
+        if entry is None:
+            raise NotResolvable(key, status="absent", reason="no attempt was ever made")
+        if entry.erased:
+            if entry.revision != revision:
+                raise StaleRevision(key, revision=revision, current=entry.revision, status="erased")
+            names = key if isinstance(key, ReceiptKey) else _names_in(key)
+            attempt = Attempt(names, effect=Effect.OPAQUE, lease=30.0)
+            standing = Judged(self._erased(names), revision)
+        else:
+            seen = seen_of(self._bucket.name, key, entry)
+            if seen.revision != revision:
+                raise StaleRevision(key, revision=revision, current=seen.revision, status=seen.record.status)
+            attempt = Attempt(
+                seen.record.key, effect=seen.record.effect or Effect.OPAQUE, lease=(seen.record.lease_ms or 0) / 1000
+            )
+            standing = await self._standing(attempt, seen, even_if_running=even_if_running)
+        pace = self._attempts.pace(max(attempt.lease, 6.0), patience=CLAIM_PATIENCE)
         try:
-            entry = await newest(self._bucket, kv_key, Pace(self._bucket, lease=30.0, patience=_READ_PATIENCE))
+            settled = await self._attempts.resolve(attempt, standing, resolution, pace)
+        except NotWritten as failure:
+            if isinstance(failure.cause, NatsReceiptsError):
+                raise with_key(failure.cause, attempt.key) from None
+            raise Unreachable(f"{attempt.kv_key}: it was not settled: {failure}").because(
+                failure.cause
+            ) from failure.cause
+        except InDoubt as failure:
+            raise Unreachable(
+                f"{attempt.kv_key}: whether it was settled is not known ({failure}); look at the receipt before you "
+                f"do anything else"
+            ).because(failure.cause) from failure.cause
+        now = await self.get(attempt.key)
+        if settled is None:
+            raise StaleRevision(
+                attempt.key,
+                revision=revision,
+                current=now.revision if now else 0,
+                status=now.status if now else "absent",
+            )
+        if now is not None and now.revision == settled:
+            return now
+        for receipt in await self.history(attempt.key):
+            if receipt.revision == settled:
+                return receipt
+        raise Unreachable(f"{attempt.kv_key}: it was settled in revision {settled}, which cannot be read back")
+
+    async def _standing(self, attempt: Attempt, seen: Seen, *, even_if_running: bool) -> Judged:
+        record = seen.record
+        if record.status == "ambiguous":
+            return Judged(record, seen.revision)
+        if record.status == "completed":
+            raise NotResolvable(attempt.key, status="completed", reason="its result is on record, and final")
+        if record.status == "withdrawn":
+            raise NotResolvable(attempt.key, status="withdrawn", reason="no attempt was ever made")
+        if record.status == "failed":
+            if record.not_applied or record.effect is not Effect.OPAQUE:
+                raise NotResolvable(attempt.key, status="failed", reason="the next call makes a new attempt")
+            return Judged(record, seen.revision)
+        if even_if_running:
+            return Judged(record, seen.revision)
+        pace = self._attempts.pace(attempt.lease, patience=CLAIM_PATIENCE)
+        expires_in = await self._attempts.expires_in(attempt, seen, pace)
+        if expires_in > 0:
+            raise CallInFlight(
+                attempt.key,
+                retry_after=expires_in,
+                reason="an attempt holds a live lease: wait for its end, or say even_if_running if you know better",
+            )
+        effect = record.effect or Effect.OPAQUE
+        blocked = Blocked(seen, Ambiguous("its lease is over"), effect, expires_in)
+        judged = await self._attempts.condemn(attempt, blocked)
+        if judged is None:
+            now = await self._attempts.look(attempt, pace)
+            raise StaleRevision(
+                attempt.key,
+                revision=seen.revision,
+                current=now.revision if now else 0,
+                status=now.record.status if now else "absent",
+            )
+        return judged
+
+    def _erased(self, key: ReceiptKey) -> ReceiptRecord:
+        """What is assumed of a receipt that was erased: an opaque attempt whose outcome nobody knows."""
+        return ReceiptRecord(
+            v=1,
+            write=self._bucket.nonce(),
+            status="ambiguous",
+            tenant_id=key.tenant,
+            run_id=key.run,
+            tool_name=key.tool,
+            args_hash=key.args_hash,
+            effect=Effect.OPAQUE,
+            attempts=1,
+        )
+
+    async def _newest(self, key: ReceiptKey | str) -> Entry | None:
+        kv_key = _kv_key(key)
+        try:
+            return await newest(self._bucket, kv_key, Pace(self._bucket, lease=30.0, patience=_READ_PATIENCE))
         except NatsReceiptsError as error:
             raise with_key(error, key)  # noqa: B904 - it is the same error
-        return None if entry is None else self._view(seen_of(self._bucket.name, key, entry))
+
+    async def _since(self, pattern: str, revision: int, key: ReceiptKey | str) -> tuple[list[Entry], bool]:
+        try:
+            return await self._bucket.since(pattern, revision, timeout=_READ_PATIENCE)
+        except NatsReceiptsError as error:
+            raise with_key(error, key)  # noqa: B904 - it is the same error
+
+    async def _after(self, pattern: str, revision: int) -> AsyncIterator[Entry]:
+        whole = False
+        while not whole:
+            entries, whole = await self._bucket.since(pattern, revision, timeout=_READ_PATIENCE)
+            for entry in entries:
+                revision = entry.revision
+                yield entry
+
+    def _shown(self, entry: Entry, status: Status | None) -> Receipt | None:
+        if entry.erased:
+            return None
+        seen = seen_of(self._bucket.name, entry.key, entry)
+        return self._view(seen) if status is None or seen.record.status == status else None
 
     def _view(self, seen: Seen) -> Receipt:
         record = seen.record
@@ -102,6 +309,50 @@ class ReceiptStore:
             result=result_of(self._bucket.name, seen) if record.result else None,
             error=record.error,
             resolved=record.resolved,
+            args=record.args.value() if record.args else None,
+            steps=tuple(record.steps or ()),
             worker=record.holder.worker if record.holder else None,
             lease=record.lease_ms / 1000 if record.lease_ms else None,
         )
+
+
+def _kv_key(key: ReceiptKey | str) -> str:
+    if isinstance(key, ReceiptKey):
+        return key.kv_key
+    split_kv_key(key)
+    return key
+
+
+def _names_in(kv_key: str) -> ReceiptKey:
+    tenant, run, tool, args_hash = split_kv_key(kv_key)
+    names = [name_from_token(token) for token in (tenant, run, tool)]
+    if None in names:
+        raise InvalidName("key", kv_key, "its names are hashed and the record is gone: pass the ReceiptKey itself")
+    return ReceiptKey(names[0] or "", names[1] or "", names[2] or "", args_hash)
+
+
+def _pattern(tenant: str | None, run: str | None, tool: str | None) -> str:
+    tokens = [key_token(name) if name is not None else "*" for name in (tenant, run, tool)]
+    return ".".join([*tokens, "*"])
+
+
+def _resolution(completed: object, *, not_applied: bool, by: str, reason: str) -> Resolution:
+    for what, text in (("by", by), ("reason", reason)):
+        if not isinstance(cast("object", text), str) or not text.strip():
+            raise InvalidSetting(f"{what}={text!r}: say who settles this call and why, in a non-empty string")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidSetting(f"{what}={text!r}: lone surrogates cannot be recorded") from error
+    if not_applied is not True and not_applied is not False:
+        raise InvalidSetting(f"not_applied={not_applied!r}: use True or False")
+    if not_applied == (completed is not _UNSET):
+        raise InvalidSetting("say one of completed=RESULT and not_applied=True")
+    resolved = ResolvedBy(by=by, reason=reason)
+    if not_applied:
+        return Resolution(resolved)
+    try:
+        payload, _ = encode_payload(completed)
+    except NotEncodable as error:
+        raise InvalidSetting(f"completed={type(completed).__name__}: {error}") from error
+    return Resolution(resolved, payload)

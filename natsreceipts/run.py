@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 from contextvars import ContextVar
-from types import CoroutineType, FunctionType
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast, overload
 
 from natsreceipts.decision import Effect
 from natsreceipts.errors import CallInFlight, InvalidName, NoActiveRun
-from natsreceipts.guard import Call, CallOptions, Pulse, inside, see_through
+from natsreceipts.guard import Call, CallOptions, Pulse, inside, see_through, takes_argument
 from natsreceipts.identity import Digest, ReceiptKey, args_hash
 
 if TYPE_CHECKING:
@@ -161,6 +161,7 @@ class Run:
             self._pulse,
             self.key(tool, args, distinct=distinct),
             self._options_of(options),
+            args=args,
             read_first=read_first.get(),
         )
 
@@ -207,9 +208,9 @@ class Run:
             raise CallInFlight(key, retry_after=0.0, reason="this call is made inside its own body")
 
         async def work() -> Any:
-            async with Call(self._store, self._pulse, key, chosen, read_first=read_first.get()) as call:
+            async with Call(self._store, self._pulse, key, chosen, args=args, read_first=read_first.get()) as call:
                 if not call.replayed:
-                    value: object = fn(call) if _takes_call(fn) else fn()
+                    value: object = fn(call) if takes_argument(fn) else fn()
                     # The type is the quick look; the other asks an abstract base class.
                     if type(value) is CoroutineType or inspect.isawaitable(value):
                         value = await cast("Awaitable[object]", value)
@@ -218,7 +219,8 @@ class Run:
 
         if chosen.effect is Effect.READ:
             return await work()
-        return await self._executions.join((key, chosen.effect), work)
+        identity = (key, chosen.effect, chosen.result_type, chosen.store_args)
+        return await self._executions.join(identity, work)
 
     def _options_of(self, options: dict[str, Any]) -> CallOptions:
         if not options and self._plain is not None:
@@ -228,12 +230,3 @@ class Run:
         except TypeError as error:
             names = ", ".join(CallOptions.__dataclass_fields__)
             raise InvalidName("option", ", ".join({**self._defaults, **options}), f"a call takes {names}") from error
-
-
-def _takes_call(fn: Callable[..., Any]) -> bool:
-    """Whether ``fn`` has a required positional parameter, which is then the call."""
-    if type(fn) is FunctionType:  # the usual case, at a hundredth of what a signature costs
-        return fn.__code__.co_argcount > len(fn.__defaults__ or ())
-    parameters = inspect.signature(fn).parameters.values()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)

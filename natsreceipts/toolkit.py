@@ -127,7 +127,7 @@ async def connect(
                 least,
             )
         attempts = Attempts(bucket, worker=worker or f"{socket.gethostname()}/{os.getpid()}")
-        toolkit = Toolkit(ReceiptStore(bucket), attempts, digest=digest, defaults={"lease": options.lease})
+        toolkit = Toolkit(ReceiptStore(bucket, attempts), attempts, digest=digest, defaults={"lease": options.lease})
         try:
             yield toolkit
         finally:

@@ -63,6 +63,12 @@ _DEFINITE = frozenset(
 )
 """Refusals that a server gives before it stores anything. Everything that is not listed proves nothing."""
 
+_MOST_SUBJECTS = 1024
+"""Keys that one batched read of newest revisions may match; above, the server answers 413 (measured)."""
+
+_PAGE = 512
+"""Messages asked for in one page of a batched read."""
+
 _FULL = ("maximum bytes exceeded", "maximum messages exceeded", "maximum messages per subject exceeded")
 """10077 is also the generic "store failed"; only these texts speak of the bucket's settings (measured)."""
 
@@ -95,10 +101,22 @@ def nanoseconds(rfc3339: str) -> int:
 class JetStreamBucket:
     """One bucket on one connection. Made by the toolkit, which has looked at the stream before."""
 
-    def __init__(self, connection: Connection, name: str, *, created: str, high_water: int, replicas: int) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        *,
+        created: str,
+        high_water: int,
+        replicas: int,
+        retention: float,
+        direct: bool,
+    ) -> None:
         self.name = name
         self.high_water = high_water
         self.replicas = replicas
+        self.retention = retention
+        self._direct = direct
         self._connection = connection
         self._stream = f"KV_{name}"
         self._subject = f"$KV.{name}."
@@ -159,15 +177,18 @@ class JetStreamBucket:
 
     async def newest(self, key: str, *, timeout: float, leader: bool = True) -> Entry | None:
         """The newest revision of a key (see the seam)."""
-        if leader:
+        if leader or not self._direct:
             return await self._get(key, {"last_by_subj": self._subject + key}, timeout)
         reply = await self._ask(self._direct_get + self._subject + key, b"", timeout)
-        headers = reply.headers or {}
-        if headers.get("Status") == "404":
+        if (reply.headers or {}).get("Status") == "404":
             return None
+        return self._direct_entry(reply)
+
+    def _direct_entry(self, reply: Reply) -> Entry:
+        headers = reply.headers or {}
         try:
             entry = Entry(
-                key,
+                headers["Nats-Subject"].removeprefix(self._subject),
                 int(headers["Nats-Sequence"]),
                 nanoseconds(headers["Nats-Time-Stamp"]),
                 reply.data,
@@ -180,6 +201,72 @@ class JetStreamBucket:
             ) from error
         self.high_water = max(self.high_water, entry.revision)
         return entry
+
+    async def newest_of(self, pattern: str, *, timeout: float) -> list[Entry] | None:
+        """The newest revision of each matching key (see the seam)."""
+        if self._direct:
+            return await self._multi([self._subject + pattern], timeout)
+        found: dict[str, Entry] = {}
+        revision, whole = 0, False
+        while not whole:
+            entries, whole = await self.since(pattern, revision, timeout=timeout)
+            found |= {entry.key: entry for entry in entries}
+            if len(found) > _MOST_SUBJECTS:
+                return None
+            revision = entries[-1].revision if entries else revision
+        return sorted(found.values(), key=lambda entry: entry.revision)
+
+    async def _multi(self, subjects: list[str], timeout: float) -> list[Entry] | None:
+        entries: list[Entry] = []
+        up_to = 0
+        while True:
+            # One page ends at a byte limit of the server's; the next goes on within the same snapshot.
+            query: dict[str, Any] = {"multi_last": subjects}
+            if entries:
+                query |= {"seq": entries[-1].revision + 1, "up_to_seq": up_to}
+            replies = await self._ask_many(to_json(query), timeout)
+            end = replies.pop().headers or {}
+            entries.extend(map(self._direct_entry, replies))
+            if end.get("Status") == "413":
+                return None
+            if end.get("Status") == "404" or end.get("Nats-Num-Pending") == "0":
+                return entries
+            up_to = int(end.get("Nats-UpTo-Sequence") or 0)
+            if end.get("Status") != "204" or not replies or not up_to:
+                raise Unreachable(f"bucket {self.name!r} broke off an answer ({end})")
+
+    async def keys(self, pattern: str, *, timeout: float) -> list[str]:
+        """The matching keys, in pages of the server's (see the seam)."""
+        found: set[str] = set()
+        while True:
+            query = {"subjects_filter": self._subject + pattern, "offset": len(found)}
+            answer = self._read_answer(await self._ask(self._info, to_json(query), timeout)) or {}
+            state: dict[str, Any] = answer.get("state") or {}
+            subjects: dict[str, int] = state.get("subjects") or {}
+            before = len(found)
+            found |= {subject.removeprefix(self._subject) for subject in subjects}
+            if len(found) == before or len(found) >= int(answer.get("total") or 0):
+                return sorted(found)
+
+    async def since(self, pattern: str, revision: int, *, timeout: float) -> tuple[list[Entry], bool]:
+        """Kept revisions above one (see the seam)."""
+        query = {"seq": revision + 1, "next_by_subj": self._subject + pattern}
+        if not self._direct:
+            entry = await self._get(None, query, timeout)
+            return ([entry], False) if entry is not None else ([], True)
+        replies = await self._ask_many(to_json({**query, "batch": _PAGE}), timeout)
+        end = replies.pop().headers or {}
+        return [self._direct_entry(reply) for reply in replies], end.get("Nats-Num-Pending") == "0" or not replies
+
+    async def _ask_many(self, query: bytes, timeout: float) -> list[Reply]:
+        if self._replaced is not None:
+            raise BucketReplaced(self.name, self._replaced.evidence)
+        try:
+            return await self._connection.request_many(self._direct_get.removesuffix("."), query, timeout=timeout)
+        except NotSent as error:
+            raise Unreachable(f"bucket {self.name!r} cannot be read: {error.cause}").because(error.cause) from error
+        except NoResponders as error:
+            raise Unreachable(f"no stream answers for bucket {self.name!r} right now").because(error) from error
 
     async def successor(self, key: str, revision: int, *, timeout: float) -> Entry | None:
         """The oldest kept revision above ``revision`` (see the seam)."""
@@ -227,7 +314,7 @@ class JetStreamBucket:
         """A random number from 0 up to 1."""
         return random.random()
 
-    async def _get(self, key: str, query: dict[str, Any], timeout: float) -> Entry | None:
+    async def _get(self, key: str | None, query: dict[str, Any], timeout: float) -> Entry | None:
         answer = self._read_answer(await self._ask(self._msg_get, to_json(query), timeout))
         if answer is None:
             return None
@@ -235,7 +322,7 @@ class JetStreamBucket:
             message = answer["message"]
             headers = base64.b64decode(message["hdrs"]).decode(errors="replace") if message.get("hdrs") else ""
             entry = Entry(
-                key,
+                key if key is not None else message["subject"].removeprefix(self._subject),
                 int(message["seq"]),
                 nanoseconds(message["time"]),
                 base64.b64decode(message.get("data") or ""),

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import logging
 import re
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import nats
@@ -70,6 +71,7 @@ class Connection:
         self._prefix = client.new_inbox() + "."
         self._tokens = itertools.count(1)
         self._waiting: dict[str, _Waiting] = {}
+        self._gathering: dict[str, Callable[[Reply], None]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._inbox: Subscription | None = None
         self._denied: dict[str, PermissionDenied] = {}
@@ -118,8 +120,30 @@ class Connection:
         what the request asked for may have been done).
         """
         client = self._client
-        # No await stands between this look and the bytes being handed to the transport's buffer, so with any
-        # client, also one that buffers while it reconnects, nothing is sent after we said that it was not.
+        self._check(payload, headers)
+        token = str(next(self._tokens))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Reply] = loop.create_future()
+        deadline = loop.time() + timeout
+        self._waiting[token] = _Waiting(future, subject, timeout, deadline)
+        # One timer for all that wait: a timer of its own costs a request as much as its answer's parsing.
+        if self._sweep is None or self._sweep.when() > deadline:
+            self._sweep_at(deadline)
+        try:
+            # No await stands between the check and the bytes being handed to the transport's buffer, so with any
+            # client, also one that buffers while it reconnects, nothing is sent after we said that it was not.
+            await client.publish(subject, payload, reply=self._prefix + token, headers=headers)
+            reply = await future
+        except nats.errors.Error as error:
+            raise self._not_sent(error) from error
+        finally:
+            self._waiting.pop(token, None)
+        if not reply.data and reply.headers is not None and reply.headers.get("Status") == "503":
+            raise NoResponders(subject)
+        return reply
+
+    def _check(self, payload: bytes, headers: dict[str, str] | None) -> None:
+        client = self._client
         if not client.is_connected or client.is_draining:
             state = "closed" if client.is_closed else "draining" if client.is_draining else "not connected"
             raise NotSent(
@@ -135,27 +159,47 @@ class Connection:
                 ValueError(f"{size:,} bytes are more than the server's max_payload of {client.max_payload:,}"),
                 retry=False,
             )
+
+    def _not_sent(self, error: Exception) -> NotSent:
+        return NotSent(Unreachable(f"the connection to NATS refused to send: {error}").because(error), retry=True)
+
+    async def request_many(self, subject: str, payload: bytes, *, timeout: float) -> list[Reply]:
+        """Send one request that is answered by many messages, and give them with the status that ends them, last.
+
+        ``timeout`` seconds from one message to the next. Raises as `request`.
+        """
+        self._check(payload, None)
+        replies: list[Reply] = []
         token = str(next(self._tokens))
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Reply] = loop.create_future()
-        deadline = loop.time() + timeout
-        self._waiting[token] = _Waiting(future, subject, timeout, deadline)
-        # One timer for all that wait: a timer of its own costs a request as much as its answer's parsing.
-        if self._sweep is None or self._sweep.when() > deadline:
-            self._sweep_at(deadline)
+        ended: asyncio.Future[Reply] = loop.create_future()
+        heard = loop.time()
+
+        def take(reply: Reply) -> None:
+            nonlocal heard
+            heard = loop.time()
+            replies.append(reply)
+            if not reply.data and reply.headers is not None and "Status" in reply.headers and not ended.done():
+                ended.set_result(reply)
+
+        self._gathering[token] = take
+        self._waiting[token] = _Waiting(ended, subject, timeout, inf)
         try:
-            try:
-                await client.publish(subject, payload, reply=self._prefix + token, headers=headers)
-            except nats.errors.Error as error:
-                raise NotSent(
-                    Unreachable(f"the connection to NATS refused to send: {error}").because(error), retry=True
-                ) from error
-            reply = await future
+            await self._client.publish(subject, payload, reply=self._prefix + token)
+            while not ended.done():
+                await asyncio.wait([ended], timeout=max(heard + timeout - loop.time(), 0.0))
+                if not ended.done() and loop.time() >= heard + timeout:
+                    raise Unreachable(f"NATS did not finish its answer to {subject!r} within {timeout:.1f} s").because(
+                        self._last_denied(subject)
+                    )
+            if ended.result().headers == {"Status": "503"}:
+                raise NoResponders(subject)
+        except nats.errors.Error as error:
+            raise self._not_sent(error) from error
         finally:
+            self._gathering.pop(token, None)
             self._waiting.pop(token, None)
-        if not reply.data and reply.headers is not None and reply.headers.get("Status") == "503":
-            raise NoResponders(subject)
-        return reply
+        return replies
 
     async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> Subscription:
         """A plain subscription. Raises Unreachable where the connection cannot take it."""
@@ -168,7 +212,11 @@ class Connection:
         return await self._client.subscribe(subject, cb=callback)  # pyright: ignore[reportUnknownMemberType]
 
     async def _on_reply(self, msg: Msg) -> None:
-        waiting = self._waiting.get(msg.subject[len(self._prefix) :])
+        token = msg.subject[len(self._prefix) :]
+        if token in self._gathering:
+            self._gathering[token](Reply(msg.headers, msg.data))
+            return
+        waiting = self._waiting.get(token)
         if waiting is not None and not waiting.future.done():
             waiting.future.set_result(Reply(msg.headers, msg.data))
 
@@ -185,9 +233,9 @@ class Connection:
                 error = Unreachable(f"NATS did not answer a request on {subject!r} within {timeout:.1f} s")
                 # On a client that we did not open there is no callback to learn this from.
                 future.set_exception(error.because(self._last_denied(subject)))
-        left = [waiting.deadline for waiting in self._waiting.values() if not waiting.future.done()]
-        if left:
-            self._sweep_at(min(left))
+        left = min((waiting.deadline for waiting in self._waiting.values() if not waiting.future.done()), default=inf)
+        if left < inf:
+            self._sweep_at(left)
 
     def _last_denied(self, subject: str) -> PermissionDenied | None:
         last = self._client.last_error

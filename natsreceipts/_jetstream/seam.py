@@ -100,6 +100,11 @@ class Bucket(Protocol):
         ...
 
     @property
+    def retention(self) -> float:
+        """Seconds until a revision expires; 0 where it never does."""
+        ...
+
+    @property
     def replicas(self) -> int:
         """How many servers hold the bucket."""
         ...
@@ -124,6 +129,21 @@ class Bucket(Protocol):
 
     async def keeps(self, key: str, revision: int, *, timeout: float) -> bool:
         """Whether the leader still has exactly this revision of the key. Raises as `newest`."""
+        ...
+
+    async def newest_of(self, pattern: str, *, timeout: float) -> list[Entry] | None:
+        """The newest revision of each key that matches, in one request; None where they are more than 1,024.
+
+        ``pattern`` is made of key tokens, ``*`` and a closing ``>``. From any replica. Raises as `newest`.
+        """
+        ...
+
+    async def keys(self, pattern: str, *, timeout: float) -> list[str]:
+        """The keys that match, sorted. Raises as `newest`."""
+        ...
+
+    async def since(self, pattern: str, revision: int, *, timeout: float) -> tuple[list[Entry], bool]:
+        """Kept revisions above ``revision`` of keys that match, in order, and whether these are all. As `newest`."""
         ...
 
     async def clock(self, *, timeout: float) -> Clock:

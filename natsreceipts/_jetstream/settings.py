@@ -120,6 +120,8 @@ async def bind(
         created=answer["created"],
         high_water=int(answer["state"]["last_seq"]),
         replicas=int(config.get("num_replicas") or 1),
+        retention=config.get("max_age", 0) / _NANOSECONDS,
+        direct=bool(config.get("allow_direct")),
     )
     return bucket, found
 
