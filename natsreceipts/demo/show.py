@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import nats
 from nats.js.api import ConsumerConfig
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -324,13 +323,13 @@ class _Show:
 
     def table(self) -> Table:
         """Per job: how it was delivered and attempted, what arrived, what the receipt says."""
-        table = Table(box=SIMPLE_HEAD)
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column("job", no_wrap=True)
         table.add_column("deliveries", justify="right")
         if self._guarded:
             table.add_column("attempts", justify="right")
         table.add_column("mails", justify="right")
-        table.add_column("receipt" if self._guarded else "", no_wrap=True)
+        table.add_column("receipt" if self._guarded else "", overflow="fold")
         for job in self._jobs:
             cells: list[Text | str] = [job.name, str(job.deliveries)]
             if self._guarded:
@@ -349,7 +348,9 @@ class _Show:
     def conclude(self, *, keep: bool) -> bool:
         """Show the table and the totals, and return whether what the demo promises held."""
         console, jobs = self._console, self._jobs
+        console.print()
         console.print(self.table())
+        console.print()
         twice = [job for job in jobs if job.mails > 1]
         mails = sum(job.mails for job in jobs)
         text = f"{len(jobs)} jobs, {self._kills} workers killed, {mails} mails. Sent twice: {_names(twice) or 'none'}."

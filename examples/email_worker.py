@@ -1,0 +1,1 @@
+../natsreceipts/demo/email_worker.py
