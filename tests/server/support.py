@@ -1,0 +1,222 @@
+"""What the tests of the write path share: toolkits in a namespace, and the records as they stand in the bucket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import nats
+import nats.js.errors
+from nats.js.api import StreamConfig
+
+from natsreceipts import connect
+
+LEASE = 6.0
+"""Seconds: of calls in which no lease ends. A third of it is how long a request is waited for."""
+
+
+def toolkit_of(where, namespace, **settings):
+    """A toolkit on the bucket of a namespace, which is made if it is missing."""
+    return connect(where, **{"namespace": namespace, "provision": True, "lease": LEASE} | settings)
+
+
+@asynccontextmanager
+async def client_of(url, **settings):
+    """A plain nats-py client that says nothing."""
+    client = await nats.connect(
+        url, **{"error_cb": _ignore, "reconnect_time_wait": 0.05, "max_reconnect_attempts": -1} | settings
+    )
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def _ignore(_error):
+    pass
+
+
+def bucket_of(namespace):
+    return f"{namespace}-receipts"
+
+
+def writes_to(namespace):
+    """The subjects of a bucket, as a rule of the proxy takes them."""
+    return f"$KV.{bucket_of(namespace)}.>"
+
+
+def said(message):
+    """The record in a write that went through the proxy."""
+    return json.loads(message.payload)
+
+
+async def stored(nc, namespace, key):
+    """The newest record of a key, as raw JSON; None where there is none."""
+    found = await revisions(nc, namespace, key)
+    return found[-1] if found else None
+
+
+async def revisions(nc, namespace, key):
+    """Every revision of a key that the bucket keeps, oldest first, as raw JSON."""
+    kv_key = key if isinstance(key, str) else key.kv_key
+    stream, subject = f"KV_{bucket_of(namespace)}", f"$KV.{bucket_of(namespace)}.{kv_key}"
+    found, sequence = [], 1
+    while True:
+        try:
+            message = await nc.jetstream().get_msg(stream, seq=sequence, subject=subject, next=True)
+        except nats.js.errors.NotFoundError:
+            return found
+        found.append(json.loads(message.data))
+        sequence = message.seq + 1
+
+
+async def newest(nc, namespace, key):
+    """The newest revision of a key as nats-py's raw message."""
+    kv_key = key if isinstance(key, str) else key.kv_key
+    bucket = bucket_of(namespace)
+    return await nc.jetstream().get_msg(f"KV_{bucket}", subject=f"$KV.{bucket}.{kv_key}")
+
+
+async def put(nc, namespace, key, value, *, last=None, headers=None):
+    """Write a value behind the library's back, and return its revision."""
+    kv_key = key if isinstance(key, str) else key.kv_key
+    headers = dict(headers or {})
+    if last is not None:
+        headers["Nats-Expected-Last-Subject-Sequence"] = str(last)
+    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+    ack = await nc.jetstream().publish(f"$KV.{bucket_of(namespace)}.{kv_key}", data, headers=headers or None)
+    return ack.seq
+
+
+def record_of(key, **fields):
+    """A record of a call as another worker might have written it."""
+    return {
+        "v": 1,
+        "write": "0" * 24,
+        "status": "running",
+        "tenantId": key.tenant,
+        "runId": key.run,
+        "toolName": key.tool,
+        "argsHash": key.args_hash,
+        "effect": "opaque",
+        "attempts": 1,
+        "leaseMs": 600,
+        "holder": {"token": "another", "worker": "elsewhere/1"},
+    } | fields
+
+
+async def lax_bucket(nc, namespace):
+    """A bucket that lets keys be purged and deleted, as nats-py makes it."""
+    bucket = bucket_of(namespace)
+    config = StreamConfig(
+        name=f"KV_{bucket}",
+        subjects=[f"$KV.{bucket}.>"],
+        max_msgs_per_subject=8,
+        allow_rollup_hdrs=True,
+        allow_direct=True,
+    )
+    await nc.jetstream().add_stream(config)
+
+
+@asynccontextmanager
+async def signs(nc, namespace):
+    """A queue of all writes to a bucket, refused ones too: the event to wait for."""
+    seen = asyncio.Queue()
+
+    async def take(message):
+        seen.put_nowait(message)
+
+    subscription = await nc.subscribe(writes_to(namespace), cb=take)
+    await nc.flush()
+    try:
+        yield seen
+    finally:
+        await subscription.unsubscribe()
+
+
+async def until(check, *, timeout=10.0):
+    """Wait until an async check gives something true, where there is no event to wait for."""
+    async with asyncio.timeout(timeout):
+        while not (found := await check()):
+            await asyncio.sleep(0.01)
+        return found
+
+
+async def settled_as(toolkit, key, *statuses, timeout=10.0):
+    """Wait until a receipt says one of these statuses, and return it."""
+
+    async def look():
+        receipt = await toolkit.receipts.get(key)
+        return receipt if receipt is not None and receipt.status in statuses else None
+
+    return await until(look, timeout=timeout)
+
+
+class Effect:
+    """A side effect that counts how often it was entered, and can be held in its middle."""
+
+    def __init__(self, result="done", *, hold=False):
+        self.entered = 0
+        self.finished = 0
+        self.result = result
+        self.started = asyncio.Event()
+        self.go = asyncio.Event()
+        if not hold:
+            self.go.set()
+
+    async def __call__(self):
+        self.entered += 1
+        self.started.set()
+        await self.go.wait()
+        self.finished += 1
+        if isinstance(self.result, BaseException):
+            raise self.result
+        return self.result
+
+
+class Holder:
+    """A worker process in the middle of a guarded call (holder.py), which can be frozen and thawed."""
+
+    def __init__(self, process):
+        self._process = process
+
+    @classmethod
+    @asynccontextmanager
+    async def of(cls, url, namespace, args, **options):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(Path(__file__).with_name("holder.py")),
+            *(url, namespace, json.dumps(options), json.dumps(args)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        holder = cls(process)
+        try:
+            yield holder
+        finally:
+            if process.returncode is None:
+                process.kill()
+            process.stdin.close()
+            await process.wait()
+
+    async def says(self, timeout=15.0):
+        """The next line that it prints."""
+        async with asyncio.timeout(timeout):
+            return (await self._process.stdout.readline()).decode().strip()
+
+    def freeze(self):
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self):
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self):
+        self._process.kill()
+
+    def finish(self):
+        """Let the body end."""
+        self._process.stdin.write(b"\n")
