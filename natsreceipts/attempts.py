@@ -14,14 +14,14 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 
+from natsreceipts.attempt import Attempt, Blocked, Ending, Judged, Lost, Resolution, Write, margin_of
 from natsreceipts.decision import (
     Absent,
     Completed,
-    Decision,
     Effect,
     Execute,
     Failed,
@@ -55,7 +55,6 @@ from natsreceipts.wire import (
     Holder,
     Payload,
     ReceiptRecord,
-    ResolvedBy,
     Status,
     fresh_body,
     fresh_receipt,
@@ -66,7 +65,7 @@ if TYPE_CHECKING:
     from natsreceipts._jetstream import Bucket, Entry
     from natsreceipts.identity import ReceiptKey
 
-__all__ = ["CLAIM_PATIENCE", "Attempt", "Attempts", "Blocked", "Ending", "Judged", "Lost", "Resolution", "margin_of"]
+__all__ = ["CLAIM_PATIENCE", "Attempts"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -75,167 +74,6 @@ CLAIM_PATIENCE = 15.0
 
 _GIVEN_UP = 10_000
 _UNFINISHED = 1_000
-
-
-class Blocked(NamedTuple):
-    """Why a claim did not go ahead. ``expires_in``: seconds of lease that a running record has left."""
-
-    seen: Seen
-    decision: Decision
-    effect: Effect
-    expires_in: float = 0.0
-
-
-class Judged(NamedTuple):
-    """An ambiguous record that stands under ``revision``."""
-
-    record: ReceiptRecord
-    revision: int
-
-
-class Resolution(NamedTuple):
-    """What somebody who looked at the outside world says: it landed with ``result`` (a payload's JSON), or (None)
-    it did not and can no longer."""
-
-    by: ResolvedBy
-    result: bytes | None = None
-
-
-class Lost(NamedTuple):
-    """The call moved on without this attempt; ``seen`` is what stands there now."""
-
-    seen: Seen
-
-    def __str__(self) -> str:
-        record = self.seen.record
-        by = f", settled by {record.resolved.by}" if record.resolved else ""
-        return f"the receipt is {record.status} at attempt {record.attempts}, revision {self.seen.revision}{by}"
-
-
-class Ending(NamedTuple):
-    """How an attempt ended: what its settle is to say."""
-
-    status: Status
-    result: bytes | None = None
-    """A payload's JSON."""
-    error: ErrorInfo | None = None
-
-
-class _Write:
-    """A write that may be in flight: what to look for, or to send again, if its answer is lost."""
-
-    __slots__ = ("_record", "expected", "nonce", "token", "value")
-
-    def __init__(
-        self, value: bytes, *, expected: int, nonce: str, token: str, record: ReceiptRecord | None = None
-    ) -> None:
-        self.value = value
-        self.expected = expected
-        self.nonce = nonce
-        self.token = token
-        self._record = record
-
-    @classmethod
-    def of(cls, record: ReceiptRecord, *, expected: int) -> Self:
-        token = record.holder.token if record.holder else ""
-        return cls(record.to_bytes(), expected=expected, nonce=record.write, token=token, record=record)
-
-    @property
-    def record(self) -> ReceiptRecord:
-        if self._record is None:
-            self._record = ReceiptRecord.model_validate_json(self.value)
-        return self._record
-
-
-class Attempt:
-    """One caller's attempt at one call: before its claim, while it holds the call, and after."""
-
-    __slots__ = (
-        "_held",
-        "_watched",
-        "_watched_since",
-        "args",
-        "body",
-        "effect",
-        "in_flight",
-        "key",
-        "kv_key",
-        "lease",
-        "number",
-        "revision",
-        "running",
-        "sent",
-        "token",
-    )
-
-    def __init__(self, key: ReceiptKey, *, effect: Effect, lease: float) -> None:
-        self.key = key
-        self.kv_key = key.kv_key
-        self.effect = effect
-        self.lease = lease
-        """Seconds."""
-        self.args: bytes | None = None
-        """The arguments to keep in the receipt, a payload's JSON."""
-        self.revision = 0
-        """The revision by which this attempt holds the call, or by which it ended; 0 before that."""
-        self.number = 0
-        """1, 2, … once it holds the call."""
-        self.token = ""
-        """The nonce of the attempt, as the record's holder."""
-        self.running = False
-        """Whether the record by which it holds the call says so (else it was judged ambiguous meanwhile)."""
-        self.sent = 0.0
-        """When the last accepted write that holds the call was first sent, on the loop's clock (seconds)."""
-        self.body: bytes | None = None
-        """The common fields of a fresh call's records, as long as nothing else touched them."""
-        self.in_flight: _Write | None = None
-        self._held: _Write | ReceiptRecord | None = None
-        self._watched = 0
-        self._watched_since = 0.0
-
-    @property
-    def holds(self) -> bool:
-        """Whether a record of this attempt stands, or stood until it ended."""
-        return self._held is not None
-
-    @property
-    def held(self) -> ReceiptRecord:
-        """The record by which this attempt holds the call."""
-        held = self._held
-        if held is None:
-            raise RuntimeError("this attempt holds nothing")
-        if isinstance(held, _Write):
-            held = self._held = held.record
-        return held
-
-    def wrote(self, write: _Write, revision: int) -> None:
-        """Go on from a write of its own that stands."""
-        self._held = write
-        self.revision = revision
-
-    def found(self, record: ReceiptRecord, revision: int) -> None:
-        """Go on from a record that was read, under this attempt's token."""
-        self._held = record
-        self.revision = revision
-        self.running = record.status == "running"
-        self.number = record.attempts
-        self.token = record.holder.token if record.holder else ""
-        self.body = None
-
-    def let_go(self) -> None:
-        """Hold nothing any more."""
-        self._held, self.revision, self.running, self.body = None, 0, False, None
-
-    def watched(self, revision: int, now: float) -> float:
-        """Seconds for which this attempt has itself seen the key stand at ``revision``."""
-        if revision != self._watched:
-            self._watched, self._watched_since = revision, now
-        return now - self._watched_since
-
-
-def margin_of(lease: float) -> float:
-    """Seconds beyond a lease's end before it counts as expired: a tenth of it, at most 2 s."""
-    return min(lease / 10, 2.0)
 
 
 class Attempts:
@@ -307,7 +145,7 @@ class Attempts:
         return seen
 
     async def _send_claim(
-        self, attempt: Attempt, write: _Write, pace: Pace, *, doubt: bool = False
+        self, attempt: Attempt, write: Write, pace: Pace, *, doubt: bool = False
     ) -> Landed | Overtaken:
         token = write.token
         attempt.in_flight = write
@@ -430,7 +268,7 @@ class Attempts:
         now, leader_since = await clock(self._bucket, pace)
         return min(left, full - (now - max(seen.time, leader_since)) / 1e9)
 
-    def _fresh_claim(self, attempt: Attempt) -> _Write:
+    def _fresh_claim(self, attempt: Attempt) -> Write:
         if attempt.args is not None:
             return self._claim_over(attempt, None, number=1, effect=attempt.effect)
         nonce, token = self._bucket.nonce(), self._bucket.nonce()
@@ -442,9 +280,9 @@ class Attempts:
             worker=self._worker_json,
         )
         value = fresh_receipt(attempt.body, write=nonce, status="running")
-        return _Write(value, expected=0, nonce=nonce, token=token)
+        return Write(value, expected=0, nonce=nonce, token=token)
 
-    def _claim_over(self, attempt: Attempt, seen: Seen | None, *, number: int, effect: Effect) -> _Write:
+    def _claim_over(self, attempt: Attempt, seen: Seen | None, *, number: int, effect: Effect) -> Write:
         attempt.body = None
         fields: dict[str, Any] = {}
         if attempt.args is not None:
@@ -470,7 +308,7 @@ class Attempts:
             holder=Holder(token=self._bucket.nonce(), worker=self._worker),
             **fields,
         )
-        return _Write.of(record, expected=seen.revision if seen is not None else 0)
+        return Write.of(record, expected=seen.revision if seen is not None else 0)
 
     def _holds(self, key: ReceiptKey, token: str, entry: Entry) -> bool:
         if entry.erased:
@@ -491,7 +329,7 @@ class Attempts:
             if step is not None:
                 attempt.body = None
                 fields["steps"] = {**(attempt.held.steps or {}), **step}
-            write = _Write.of(self._next(attempt, status="running", **fields), expected=attempt.revision)
+            write = Write.of(self._next(attempt, status="running", **fields), expected=attempt.revision)
             outcome = await advance(
                 self._bucket,
                 attempt.kv_key,
@@ -587,12 +425,12 @@ class Attempts:
             held = ReceiptRecord(**{name: getattr(held, name) for name in held.model_fields_set if name not in said})
         return held.model_copy(update={"write": self._bucket.nonce(), "status": status, **fields})
 
-    def _ended(self, attempt: Attempt, ending: Ending) -> _Write:
+    def _ended(self, attempt: Attempt, ending: Ending) -> Write:
         status, error = ending.status, ending.error
         if attempt.body is not None and ending.result is not None:
             nonce = self._bucket.nonce()
             value = fresh_receipt(attempt.body, write=nonce, status=status, result=ending.result)
-            return _Write(value, expected=attempt.revision, nonce=nonce, token=attempt.token)
+            return Write(value, expected=attempt.revision, nonce=nonce, token=attempt.token)
         if error is not None and error.not_applied and attempt.held.open:
             # An earlier attempt may have had the effect, so this one cannot speak for the call.
             error = error.model_copy(update={"not_applied": False})
@@ -602,7 +440,7 @@ class Attempts:
             fields["result"] = Payload.model_validate_json(ending.result)
         if error is not None:
             fields["error"] = error
-        return _Write.of(self._next(attempt, status=status, **fields), expected=attempt.revision)
+        return Write.of(self._next(attempt, status=status, **fields), expected=attempt.revision)
 
     # ------------------------------------------------------------------ judging
 

@@ -9,16 +9,14 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import math
-from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import lru_cache
-from types import FunctionType
+from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 import pydantic
 
-from natsreceipts.attempts import CLAIM_PATIENCE, Attempt, Attempts, Blocked, Ending, Lost, Resolution
+from natsreceipts.attempt import Attempt, Blocked, Ending, Lost, Resolution
+from natsreceipts.attempts import CLAIM_PATIENCE, Attempts
+from natsreceipts.background import Pulse, Stragglers, all_done, see_through
 from natsreceipts.decision import Effect, Landed, NotLanded, Replay, Unknown, Verdict, Wait
 from natsreceipts.errors import (
     AmbiguousCall,
@@ -38,20 +36,22 @@ from natsreceipts.errors import (
     ResultTypeMismatch,
     StepRepeated,
     Unreachable,
+    UnsupportedRecord,
     with_key,
 )
 from natsreceipts.fence import InDoubt, NotWritten
+from natsreceipts.options import CallOptions, adapter_of, takes_argument
 from natsreceipts.payload import NotEncodable
 from natsreceipts.seen import Seen, result_of
 from natsreceipts.wire import Payload, ResolvedBy, encode_payload, error_info
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
 
     from natsreceipts.identity import ReceiptKey
 
-__all__ = ["Call", "CallOptions", "Pulse", "inside", "see_through", "takes_argument"]
+__all__ = ["Call", "inside"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -64,7 +64,7 @@ _HURRIED = 5.0
 _UNSET: Any = object()
 
 _LEFT = "_natsreceipts_left"
-"""Marks an exception that has left a guarded call: for an outer call it is an ordinary error."""
+"""Marks an exception that has left a guarded call with the bodies around it: for them it is an ordinary error."""
 
 _Bodies = tuple["ReceiptKey", "_Bodies | None"]
 
@@ -72,77 +72,6 @@ _entered: ContextVar[_Bodies | None] = ContextVar("natsreceipts_entered", defaul
 """The calls in whose bodies the code runs, from the innermost out."""
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallOptions:
-    """How a call is guarded.
-
-    ``effect``: what kind of side effect the tool has (an `Effect` or its value). ``lease``: seconds after the last
-    accepted write until others may judge the attempt dead, at least 0.1. ``wait``: seconds to wait for another
-    attempt before `CallInFlight` is raised. ``timeout``: seconds after which a body that hangs is cancelled (None:
-    never). ``on_lost``: whether a body that lost its call is cancelled. ``not_applied``: exception classes by which
-    the body says that the effect did not and can no longer happen. ``verify``: an async function, of no argument or
-    of the `Call`, that is asked instead of raising AmbiguousCall; it looks at the outside world and returns
-    `Landed`, `NotLanded` or `Unknown`. ``result_type``: what results are read as (anything that a pydantic
-    TypeAdapter takes), for the first caller and for every replay. ``store_args``: keep the arguments in the receipt.
-    Raises InvalidSetting.
-    """
-
-    effect: Effect = Effect.OPAQUE
-    lease: float = 30.0
-    wait: float = 30.0
-    timeout: float | None = None
-    on_lost: Literal["cancel", "continue"] = "cancel"
-    not_applied: tuple[type[BaseException], ...] = ()
-    verify: Callable[..., Awaitable[Verdict]] | None = None
-    result_type: Any = None
-    store_args: bool = False
-
-    def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "effect", Effect(self.effect))
-        except ValueError as error:
-            raise InvalidSetting(f"effect={self.effect!r}: use one of {', '.join(Effect)}") from error
-        for name, least in (("lease", 0.1), ("wait", 0.0), ("timeout", 0.0)):
-            value = getattr(self, name)
-            if name == "timeout" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise InvalidSetting(f"{name}={value!r}: use a finite number of seconds")
-            if value < least or (name == "timeout" and value == 0):
-                raise InvalidSetting(f"{name}={value!r}: use at least {least:g} seconds")
-        if self.on_lost not in ("cancel", "continue"):
-            raise InvalidSetting(f"on_lost={self.on_lost!r}: use 'cancel' or 'continue'")
-        classes = cast("object", self.not_applied)
-        if isinstance(classes, type):
-            classes = (classes,)
-        if not isinstance(classes, tuple | list) or not all(
-            isinstance(c, type) and issubclass(c, BaseException) for c in cast("tuple[object, ...]", classes)
-        ):
-            raise InvalidSetting(f"not_applied={self.not_applied!r}: use a tuple of exception classes")
-        if self.verify is not None and not callable(self.verify):
-            raise InvalidSetting(f"verify={self.verify!r}: use an async function")
-        if self.result_type is not None:
-            try:
-                _adapter(self.result_type)
-            except Exception as error:
-                raise InvalidSetting(f"result_type={self.result_type!r} is no type that pydantic takes") from error
-        object.__setattr__(self, "not_applied", tuple(cast("tuple[type[BaseException], ...]", classes)))
-
-
-@lru_cache(maxsize=1024)
-def _adapter(result_type: Any) -> pydantic.TypeAdapter[Any]:
-    return pydantic.TypeAdapter(result_type)
-
-
-def takes_argument(fn: Callable[..., Any]) -> bool:
-    """Whether ``fn`` has a required positional parameter (which is then given the call)."""
-    if type(fn) is FunctionType:  # the usual case, at a hundredth of what a signature costs
-        return fn.__code__.co_argcount > len(fn.__defaults__ or ())
-    parameters = inspect.signature(fn).parameters.values()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)
 
 
 def inside(key: ReceiptKey) -> bool:
@@ -153,72 +82,6 @@ def inside(key: ReceiptKey) -> bool:
             return True
         body = body[1]
     return False
-
-
-class Pulse:
-    """When which open call is due for its first heartbeat: one timer for all calls of a toolkit.
-
-    A timer of its own would cost a short call, which needs no heartbeat, as much as encoding its result.
-    """
-
-    def __init__(self) -> None:
-        self._due: dict[Call, float] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    def watch(self, call: Call, due: float) -> None:
-        """Start the heartbeat of ``call`` at ``due`` on the loop's clock, unless it is dropped before."""
-        self._due[call] = due
-        if self._timer is None or self._timer.when() > due:
-            self._set(due)
-
-    def drop(self, call: Call) -> None:
-        """Forget a call that ended."""
-        self._due.pop(call, None)
-
-    def close(self) -> None:
-        """Let no timer outlive the toolkit."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _set(self, due: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(due, self._fire)
-
-    def _fire(self) -> None:
-        self._timer = None
-        now = asyncio.get_running_loop().time()
-        for call in [call for call, due in self._due.items() if due <= now]:
-            del self._due[call]
-            call.start_heartbeat()
-        if self._due:
-            self._set(min(self._due.values()))
-
-
-async def see_through(work: Coroutine[Any, Any, _T], *, within: float | None) -> _T:
-    """Run ``work`` to its end even if this task is cancelled meanwhile, then let the cancellation go on.
-
-    After ``within`` seconds (None: never) the work itself is cancelled, and TimeoutError raised.
-    """
-    task = asyncio.get_running_loop().create_task(work)
-    end = asyncio.get_running_loop().call_later(within, task.cancel) if within is not None else None
-    cancelled: asyncio.CancelledError | None = None
-    try:
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError as error:
-                cancelled = error
-    finally:
-        if end is not None:
-            end.cancel()
-    if cancelled is not None:
-        if not task.cancelled() and task.exception() is not None:
-            _log.warning("while being cancelled: %s", task.exception())
-        raise cancelled
-    if task.cancelled():
-        raise TimeoutError
-    return task.result()
 
 
 class Call:
@@ -235,6 +98,7 @@ class Call:
     __slots__ = (
         "_attempt",
         "_beat",
+        "_body",
         "_cancelled_body",
         "_cancelling",
         "_guarded",
@@ -251,7 +115,9 @@ class Call:
         "_state",
         "_steps",
         "_store",
+        "_stragglers",
         "_task",
+        "_thread",
         "_timer",
         "key",
         "lost",
@@ -262,6 +128,7 @@ class Call:
         self,
         store: Attempts,
         pulse: Pulse,
+        stragglers: Stragglers,
         key: ReceiptKey,
         options: CallOptions,
         *,
@@ -276,6 +143,8 @@ class Call:
         """Whether this attempt has lost the call while its body ran."""
         self._store = store
         self._pulse = pulse
+        self._stragglers = stragglers
+        self._thread: asyncio.Future[Any] | None = None
         self._options = options
         self._read_first = read_first
         self._attempt = Attempt(key, effect=options.effect, lease=options.lease)
@@ -290,10 +159,11 @@ class Call:
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
         self._outside: _Bodies | None = None
+        self._body: _Bodies | None = None
         self._lock: asyncio.Lock | None = None
         self._beat: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._interrupted_by: Lost | NatsReceiptsError | Literal["silence", "timeout"] | None = None
+        self._interrupted_by: Lost | ReceiptError | Literal["silence", "timeout"] | None = None
         self._cancelled_body = False
         self._returned = False
 
@@ -403,6 +273,23 @@ class Call:
             raise LeaseLost(self.key, str(lost), result=output, has_result=True)
         return cast("_T", value)
 
+    async def in_thread(self, fn: Callable[[], _T]) -> _T:
+        """Run a blocking function in a thread, in the body of this call.
+
+        A thread cannot be cancelled. If this is: the receipt of an opaque call becomes ambiguous at once and the
+        thread's end is still recorded as a late completion (the toolkit waits for it at its end); a call that can
+        be resumed is not settled before its thread ends. Raises what ``fn`` raises.
+        """
+        loop = asyncio.get_running_loop()
+        thread = loop.run_in_executor(None, copy_context().run, fn)
+        try:
+            return await asyncio.shield(thread)
+        except asyncio.CancelledError:
+            self._thread = thread
+            if self._guarded and self._attempt.held.effect is not Effect.OPAQUE:
+                await see_through(all_done({thread}), within=None)
+            raise
+
     # ------------------------------------------------------------------ entering
 
     async def __aenter__(self) -> Self:
@@ -432,7 +319,8 @@ class Call:
     def _open(self) -> None:
         self._state = "open"
         self._outside = _entered.get()
-        _entered.set((self.key, self._outside))
+        self._body = (self.key, self._outside)
+        _entered.set(self._body)
         assert self._task is not None
         self._cancelling = self._task.cancelling()
         if self.replayed:
@@ -592,6 +480,9 @@ class Call:
             try:
                 async with self._one_write():
                     lost = await store.renew(attempt, store.pace(lease, patience=patience))
+            except (ReceiptErased, CorruptRecord, UnsupportedRecord) as unreadable:
+                self._interrupt(unreadable)
+                return
             except (NotWritten, InDoubt, NatsReceiptsError) as silence:
                 opaque = attempt.held.effect is Effect.OPAQUE
                 _log.warning("%s: the lease could not be renewed: %s", self.key.kv_key, silence)
@@ -611,7 +502,7 @@ class Call:
             self._beat.cancel()
         self._interrupt("timeout")
 
-    def _interrupt(self, reason: Lost | Literal["silence", "timeout"]) -> None:
+    def _interrupt(self, reason: Lost | ReceiptError | Literal["silence", "timeout"]) -> None:
         if self._state != "open" or self._interrupted_by is not None:
             return
         self._interrupted_by = reason
@@ -635,7 +526,7 @@ class Call:
         if self._cancelled_body:
             assert self._task is not None
             ours = self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)
-        spoke = error is not None and _says_not_applied(error, self._options.not_applied)
+        spoke = error is not None and self._said_not_applied(error)
         if self._beat is not None:
             self._beat.cancel()
         try:
@@ -643,6 +534,8 @@ class Call:
                 return False
             if error is None:
                 await self._succeeded()
+            elif self._thread is not None and self._guarded:
+                await self._left_thread(self._thread, error, ours=ours)
             elif ours:
                 return await self._interrupted(error)
             elif self._guarded:
@@ -650,7 +543,7 @@ class Call:
             return False
         finally:
             if error is not None:
-                error.__dict__[_LEFT] = True
+                error.__dict__[_LEFT] = self._outside
             if self._beat is not None:
                 await see_through(_ended(self._beat), within=None)
 
@@ -678,14 +571,14 @@ class Call:
     def _encoded(self, result: object) -> tuple[bytes, Any]:
         """The payload's JSON and the value as a replay would read it, before it is given its type."""
         if self._options.result_type is not None:
-            result = _adapter(self._options.result_type).dump_python(result)
+            result = adapter_of(self._options.result_type).dump_python(result)
         return encode_payload(result)
 
     def _typed(self, value: Any) -> Any:
         if self._options.result_type is None:
             return value
         try:
-            return _adapter(self._options.result_type).validate_python(value)
+            return adapter_of(self._options.result_type).validate_python(value)
         except pydantic.ValidationError as error:
             raise ResultTypeMismatch(self.key, str(error), result=value) from error
 
@@ -700,23 +593,71 @@ class Call:
             has_result=True,
         ) from problem
 
-    async def _interrupted(self, error: BaseException) -> bool:
-        """Say why the body was cancelled. True: there is a result all the same, a resolver's."""
+    async def _left_thread(self, thread: asyncio.Future[Any], error: BaseException, *, ours: bool) -> None:
+        """The body was cancelled over its thread. What the thread came to is written down, now or when it ends."""
+        if thread.done():
+            await see_through(self._thread_ended(thread), within=None)
+            if ours and not self.replayed:
+                await self._interrupted(error, settle=False)
+            return
+        try:
+            if ours:
+                await self._interrupted(error)
+            else:
+                await self._failed(error, spoke=False)
+        finally:
+            self._stragglers.adopt(self._thread_ended(thread), f"late end of {self.key.kv_key}")
+
+    async def _thread_ended(self, thread: asyncio.Future[Any]) -> None:
+        await asyncio.wait([thread])
+        problem = thread.exception()
+        if problem is not None:
+            spoke = self._said_not_applied(problem)
+            status = "failed" if spoke else self._unfinished_status()
+            ending = Ending(status, error=error_info(problem, not_applied=spoke))
+        else:
+            try:
+                payload, self._result = self._encoded(thread.result())
+                self._returned = True
+                ending = Ending("completed", result=payload)
+            except Exception as unstorable:  # noqa: BLE001 - a model of the host's may fail in its own way
+                ending = Ending(self._unfinished_status(), error=error_info(unstorable))
+        await self._settle_in_hurry(ending)
+
+    def _said_not_applied(self, error: BaseException) -> bool:
+        if not isinstance(error, (NotApplied, *self._options.not_applied)):
+            return False
+        if isinstance(error, NatsReceiptsError) and not isinstance(error, NotApplied):
+            return False  # an inner guarded call's word about itself
+        left: _Bodies | None = error.__dict__.get(_LEFT)
+        while left is not None:
+            if left is self._body:
+                return False
+            left = left[1]
+        return True
+
+    async def _interrupted(self, error: BaseException, *, settle: bool = True) -> bool:
+        """Settle, and say why the body was cancelled. True: there is a result all the same, a resolver's."""
         if isinstance(self._interrupted_by, Lost):
             if self._replay_resolved(self._interrupted_by):
                 return True
             raise LeaseLost(self.key, str(self._interrupted_by)) from error
+        if isinstance(self._interrupted_by, ReceiptError):
+            raise LeaseLost(self.key, "its receipt cannot be read any more") from self._interrupted_by
         if self._interrupted_by == "silence":
             try:
-                await self._settle(Ending("failed", error=error_info(error)), patience=_HURRIED)
+                if settle:
+                    await self._settle(Ending("failed", error=error_info(error)), patience=_HURRIED)
             except NotRecorded as unrecorded:
                 raise LeaseLost(
                     self.key, "NATS was silent for a whole lease, and the body was cancelled"
                 ) from unrecorded
             raise LeaseLost(self.key, "NATS was silent for a whole lease, and the body was cancelled") from error
         status = self._unfinished_status() if self._guarded else "none (it is a read)"
+        if not settle and self._returned:
+            status = "completed"
         late = CallTimedOut(self.key, timeout=self._options.timeout or 0.0, status=status)
-        if self._guarded:
+        if self._guarded and settle:
             await self._settle(Ending(self._unfinished_status(), error=error_info(late)), patience=_SETTLE_PATIENCE)
         raise late from error
 
@@ -788,10 +729,6 @@ class Call:
 def _is_about_the_value(cause: Exception) -> bool:
     """Whether a settle was refused because of what it said (its size), so that a smaller one can be written."""
     return isinstance(cause, ValueError) or getattr(cause, "code", None) in (10054, 10097)
-
-
-def _says_not_applied(error: BaseException, classes: tuple[type[BaseException], ...]) -> bool:
-    return isinstance(error, (NotApplied, *classes)) and not error.__dict__.get(_LEFT)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

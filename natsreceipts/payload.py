@@ -7,7 +7,7 @@ extension types below; what neither can hold is refused with `NotEncodable` befo
 extension  holds
 =========  ==========================================================================
 1          datetime, as ISO 8601 text (keeps its offset, or that it has none)
-2          int beyond 64 bits, as decimal text
+2          int beyond 64 bits, as hex digits with their sign
 3          date, as ISO 8601 text
 4          time, as ISO 8601 text
 5          Decimal, as text
@@ -43,6 +43,9 @@ _JSON_DEPTH = 100
 """Above this a value goes to MessagePack: the JSON reader of pydantic refuses 200 levels (measured), and the
 record around the value takes some of them."""
 
+_JSON_BITS = 4000
+"""Longer ints go to MessagePack: JSON readers refuse more than some thousand digits (pydantic and Python: 4,300)."""
+
 _WIDE = 1 << 63
 
 
@@ -73,7 +76,11 @@ def normal_form(value: object) -> tuple[Any, bool]:
                 except UnicodeEncodeError:
                     json_holds = False
             return text
-        if item is None or kind is bool or kind is int:
+        if item is None or kind is bool:
+            return item
+        if kind is int:
+            if cast("int", item).bit_length() > _JSON_BITS:
+                json_holds = False
             return item
         if kind is float:
             if not math.isfinite(cast("float", item)):
@@ -85,9 +92,7 @@ def normal_form(value: object) -> tuple[Any, bool]:
             json_holds = False
         if kind is dict:
             return {
-                k if type(k) is str and k.isascii() else key(k, depth): v
-                if v is None or type(v) is int
-                else walk(v, depth + 1)
+                k if type(k) is str and k.isascii() else key(k, depth): v if v is None else walk(v, depth + 1)
                 for k, v in cast("dict[object, object]", item).items()
             }
         if kind is list or kind is tuple:
@@ -187,7 +192,7 @@ def unpack(data: bytes) -> Any:
 def _wide_ints(value: object) -> object:
     """msgpack raises on ints beyond 64 bits without asking its hook, so they are wrapped beforehand."""
     if type(value) is int and not -_WIDE <= value < 2 * _WIDE:
-        return msgpack.ExtType(_EXT_INT, str(value).encode())
+        return msgpack.ExtType(_EXT_INT, b"%x" % value)
     if type(value) is dict:
         return {_wide_ints(k): _wide_ints(v) for k, v in cast("dict[object, object]", value).items()}
     if type(value) is list:
@@ -219,7 +224,7 @@ def _from_extension(code: int, data: bytes) -> object:
         return dt.timedelta(days, seconds, microseconds)
     text = data.decode()
     if code == _EXT_INT:
-        return int(text)
+        return int(text, 16)
     if code == _EXT_DATETIME:
         return dt.datetime.fromisoformat(text)
     if code == _EXT_DATE:

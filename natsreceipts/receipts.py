@@ -6,7 +6,8 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from natsreceipts.attempts import CLAIM_PATIENCE, Attempt, Attempts, Blocked, Judged, Resolution
+from natsreceipts.attempt import Attempt, Blocked, Judged, Resolution
+from natsreceipts.attempts import CLAIM_PATIENCE, Attempts
 from natsreceipts.decision import Ambiguous, Effect
 from natsreceipts.errors import (
     CallInFlight,

@@ -8,10 +8,12 @@ from contextvars import ContextVar
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast, overload
 
+from natsreceipts.background import Pulse, Stragglers, see_through
 from natsreceipts.decision import Effect
 from natsreceipts.errors import CallInFlight, InvalidName, NoActiveRun
-from natsreceipts.guard import Call, CallOptions, Pulse, inside, see_through, takes_argument
+from natsreceipts.guard import Call, inside
 from natsreceipts.identity import Digest, ReceiptKey, args_hash
+from natsreceipts.options import CallOptions, takes_argument
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -114,6 +116,7 @@ class Run:
         self,
         store: Attempts,
         pulse: Pulse,
+        stragglers: Stragglers,
         executions: Executions,
         tenant: str,
         run: str,
@@ -127,6 +130,7 @@ class Run:
         self.run = run
         self._store = store
         self._pulse = pulse
+        self._stragglers = stragglers
         self._executions = executions
         self._digest = digest
         self._defaults = defaults
@@ -156,14 +160,10 @@ class Run:
         ``distinct`` sets apart two calls of equal arguments that are meant to be two. Options as in `CallOptions`.
         Raises NotCanonical, InvalidName and InvalidSetting before anything is written.
         """
-        return Call(
-            self._store,
-            self._pulse,
-            self.key(tool, args, distinct=distinct),
-            self._options_of(options),
-            args=args,
-            read_first=read_first.get(),
-        )
+        return self._call(self.key(tool, args, distinct=distinct), self._options_of(options), args)
+
+    def _call(self, key: ReceiptKey, options: CallOptions, args: object) -> Call:
+        return Call(self._store, self._pulse, self._stragglers, key, options, args=args, read_first=read_first.get())
 
     @overload
     async def execute(
@@ -208,7 +208,7 @@ class Run:
             raise CallInFlight(key, retry_after=0.0, reason="this call is made inside its own body")
 
         async def work() -> Any:
-            async with Call(self._store, self._pulse, key, chosen, args=args, read_first=read_first.get()) as call:
+            async with self._call(key, chosen, args) as call:
                 if not call.replayed:
                     value: object = fn(call) if takes_argument(fn) else fn()
                     # The type is the quick look; the other asks an abstract base class.

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from natsreceipts._jetstream import BucketSpec, bind, opened
 from natsreceipts._jetstream import provision as make
 from natsreceipts.attempts import Attempts
+from natsreceipts.background import Pulse, Stragglers
 from natsreceipts.delivery import Delivery, JetStreamMessage, deliver
 from natsreceipts.errors import InvalidName, InvalidSetting
-from natsreceipts.guard import CallOptions, Pulse
 from natsreceipts.identity import Digest, sha256_hex
+from natsreceipts.options import CallOptions
 from natsreceipts.receipts import ReceiptStore
 from natsreceipts.run import Executions, Run
 
@@ -42,11 +43,13 @@ class Toolkit:
         self._defaults = defaults
         self._attempts = attempts
         self._pulse = Pulse()
+        self._stragglers = Stragglers()
         self._executions = Executions()
 
-    def close(self) -> None:
-        """Called at the end of `connect`."""
+    async def close(self) -> None:
+        """Called at the end of `connect`: waits for threads of calls that were cancelled over them."""
         self._pulse.close()
+        await self._stragglers.end()
 
     def run(self, tenant: str, run: str, **defaults: Any) -> Run:
         """One run of an agent for one tenant; keyword arguments (`CallOptions`) are the defaults of its calls.
@@ -56,6 +59,7 @@ class Toolkit:
         return Run(
             self._attempts,
             self._pulse,
+            self._stragglers,
             self._executions,
             tenant,
             run,
@@ -131,4 +135,4 @@ async def connect(
         try:
             yield toolkit
         finally:
-            toolkit.close()
+            await toolkit.close()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from natsreceipts.decision import Effect
 from natsreceipts.errors import InvalidSetting
-from natsreceipts.guard import Call, CallOptions
+from natsreceipts.options import CallOptions
 from natsreceipts.run import current_run
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from natsreceipts.guard import Call
 
 __all__ = ["Tool", "tool"]
 
@@ -78,7 +79,7 @@ class Tool(Generic[_P, _T]):
                 given[_KEY_PARAMETER] = call.idempotency_key
             if self._is_async:
                 return await self.fn(*args, **given)
-            return await asyncio.to_thread(self.fn, *args, **given)
+            return await call.in_thread(functools.partial(self.fn, *args, **given))
 
         return await run.execute(self.name, self.arguments(*args, **kwargs), execute, **self.options)
 
@@ -95,7 +96,7 @@ def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **
     ``name`` is the tool's name in keys (by default the function's); options as in `CallOptions`, ``effect`` above
     all. Arguments are bound by the function's signature with defaults, so ``f(1)`` and ``f(a=1)`` are the same
     call; a parameter named ``idempotency_key`` is filled in and not hashed. A function that is not async runs in
-    a thread. Raises InvalidSetting for options that a call would refuse.
+    a thread (`Call.in_thread`). Raises InvalidSetting for options that a call would refuse.
     """
     try:
         CallOptions(**options)

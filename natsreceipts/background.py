@@ -1,0 +1,114 @@
+"""What runs beside a body: work that is seen through, first heartbeats, threads that outlive their call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+__all__ = ["Pulse", "Stragglers", "all_done", "see_through"]
+
+_log = logging.getLogger("natsreceipts")
+
+_T = TypeVar("_T")
+
+
+async def see_through(work: Coroutine[Any, Any, _T], *, within: float | None) -> _T:
+    """Run ``work`` to its end even if this task is cancelled meanwhile, then let the cancellation go on.
+
+    After ``within`` seconds (None: never) the work itself is cancelled, and TimeoutError raised.
+    """
+    task = asyncio.get_running_loop().create_task(work)
+    end = asyncio.get_running_loop().call_later(within, task.cancel) if within is not None else None
+    cancelled: asyncio.CancelledError | None = None
+    try:
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    finally:
+        if end is not None:
+            end.cancel()
+    if cancelled is not None:
+        if not task.cancelled() and task.exception() is not None:
+            _log.warning("while being cancelled: %s", task.exception())
+        raise cancelled
+    if task.cancelled():
+        raise TimeoutError
+    return task.result()
+
+
+class Heart(Protocol):
+    """Something that needs a heartbeat once it is open for long: a call."""
+
+    def start_heartbeat(self) -> None:
+        """Renew the lease from now on."""
+        ...
+
+
+class Pulse:
+    """When which open call is due for its first heartbeat: one timer for all calls of a toolkit.
+
+    A timer of its own would cost a short call, which needs no heartbeat, as much as encoding its result.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[Heart, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, call: Heart, due: float) -> None:
+        """Start the heartbeat of ``call`` at ``due`` on the loop's clock, unless it is dropped before."""
+        self._due[call] = due
+        if self._timer is None or self._timer.when() > due:
+            self._set(due)
+
+    def drop(self, call: Heart) -> None:
+        """Forget a call that ended."""
+        self._due.pop(call, None)
+
+    def close(self) -> None:
+        """Let no timer outlive the toolkit."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(due, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for call in [call for call, due in self._due.items() if due <= now]:
+            del self._due[call]
+            call.start_heartbeat()
+        if self._due:
+            self._set(min(self._due.values()))
+
+
+class Stragglers:
+    """What goes on after its call was left: threads, which nobody can cancel. A toolkit waits for them at its end."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def adopt(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run ``work`` to its end, whatever becomes of the call that it belongs to."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end(self) -> None:
+        """Wait for all of it."""
+        while self._tasks:
+            _log.warning("waiting for %d threads of calls that were cancelled", len(self._tasks))
+            await see_through(all_done(set(self._tasks)), within=None)
+
+
+async def all_done(work: set[Any]) -> None:
+    """Wait for futures or tasks, whatever they end in."""
+    await asyncio.wait(work)

@@ -1,0 +1,93 @@
+"""How a call is guarded: its options, checked when they are given."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import pydantic
+
+from natsreceipts.decision import Effect, Verdict
+from natsreceipts.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["CallOptions", "adapter_of", "takes_argument"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """How a call is guarded.
+
+    ``effect``: what kind of side effect the tool has (an `Effect` or its value). ``lease``: seconds after the last
+    accepted write until others may judge the attempt dead, at least 0.1. ``wait``: seconds to wait for another
+    attempt before `CallInFlight` is raised. ``timeout``: seconds after which a body that hangs is cancelled (None:
+    never). ``on_lost``: whether a body that lost its call is cancelled. ``not_applied``: exception classes by which
+    the body says that the effect did not and can no longer happen. ``verify``: an async function, of no argument or
+    of the `Call`, that is asked instead of raising AmbiguousCall; it looks at the outside world and returns
+    `Landed`, `NotLanded` or `Unknown`. ``result_type``: what results are read as (anything that a pydantic
+    TypeAdapter takes), for the first caller and for every replay. ``store_args``: keep the arguments in the receipt.
+    Raises InvalidSetting.
+    """
+
+    effect: Effect = Effect.OPAQUE
+    lease: float = 30.0
+    wait: float = 30.0
+    timeout: float | None = None
+    on_lost: Literal["cancel", "continue"] = "cancel"
+    not_applied: tuple[type[BaseException], ...] = ()
+    verify: Callable[..., Awaitable[Verdict]] | None = None
+    result_type: Any = None
+    store_args: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "effect", Effect(self.effect))
+        except ValueError as error:
+            raise InvalidSetting(f"effect={self.effect!r}: use one of {', '.join(Effect)}") from error
+        for name, least in (("lease", 0.1), ("wait", 0.0), ("timeout", 0.0)):
+            value = getattr(self, name)
+            if name == "timeout" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise InvalidSetting(f"{name}={value!r}: use a finite number of seconds")
+            if value < least or (name == "timeout" and value == 0):
+                raise InvalidSetting(f"{name}={value!r}: use at least {least:g} seconds")
+        if self.on_lost not in ("cancel", "continue"):
+            raise InvalidSetting(f"on_lost={self.on_lost!r}: use 'cancel' or 'continue'")
+        classes = cast("object", self.not_applied)
+        if isinstance(classes, type):
+            classes = (classes,)
+        if not isinstance(classes, tuple | list) or not all(
+            isinstance(c, type) and issubclass(c, BaseException) for c in cast("tuple[object, ...]", classes)
+        ):
+            raise InvalidSetting(f"not_applied={self.not_applied!r}: use a tuple of exception classes")
+        if self.verify is not None and not callable(self.verify):
+            raise InvalidSetting(f"verify={self.verify!r}: use an async function")
+        if self.result_type is not None:
+            try:
+                adapter_of(self.result_type)
+            except Exception as error:
+                raise InvalidSetting(f"result_type={self.result_type!r} is no type that pydantic takes") from error
+        object.__setattr__(self, "not_applied", tuple(cast("tuple[type[BaseException], ...]", classes)))
+
+
+@lru_cache(maxsize=1024)
+def adapter_of(result_type: Any) -> pydantic.TypeAdapter[Any]:
+    """The pydantic adapter of a ``result_type``. Raises what pydantic raises for something that is no type."""
+    return pydantic.TypeAdapter(result_type)
+
+
+def takes_argument(fn: Callable[..., Any]) -> bool:
+    """Whether ``fn`` has a required positional parameter (which is then given the call)."""
+    if type(fn) is FunctionType and not fn.__dict__:
+        # Nothing is wrapped: the usual case, at a hundredth of what a signature costs.
+        return fn.__code__.co_argcount > len(fn.__defaults__ or ())
+    parameters = inspect.signature(fn).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)
