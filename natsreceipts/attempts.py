@@ -110,6 +110,34 @@ class Attempts:
             entry = await self._bucket.newest(attempt.kv_key, timeout=pace.next_try(), leader=False)
         return None if entry is None else seen_of(self._bucket.name, attempt.key, entry)
 
+    async def prefetch(self, pattern: str, *, most_keys_bytes: tuple[int, int], pace: Pace) -> dict[str, Entry] | None:
+        """The newest entries of the keys that match, by KV key, in one request; None where they are too many.
+
+        ``most_keys_bytes``: an entry of more than the first number of bytes is left out, and no more than the second
+        number are asked for in all; what is left out is read when it is needed. Raises Unreachable.
+        """
+        largest, total = most_keys_bytes
+        entries = await self._bucket.newest_of(pattern, timeout=pace.next_try(), most=total)
+        if entries is None:
+            return None
+        return {entry.key: entry for entry in entries if len(entry.value) <= largest and not entry.erased}
+
+    async def peek(self, key: ReceiptKey, pace: Pace) -> Entry | None:
+        """The newest entry that some replica has: good for a replay, since completed is final, and for nothing else."""
+        return await self._bucket.newest(key.kv_key, timeout=pace.next_try(), leader=False)
+
+    async def _look_twice(self, attempt: Attempt, pace: Pace) -> Seen | None:
+        """The newest revision: a completed one from any replica, which is cheaper, anything else from the leader."""
+        try:
+            entry = await self.peek(attempt.key, pace)
+        except Unreachable:
+            entry = None
+        if entry is not None and not entry.erased:
+            seen = seen_of(self._bucket.name, attempt.key, entry)
+            if seen.record.status == "completed":
+                return seen
+        return await self.look(attempt, pace)
+
     # ------------------------------------------------------------------ claiming
 
     async def claim(self, attempt: Attempt, seen: Seen | None, pace: Pace) -> Blocked | None:
@@ -136,7 +164,7 @@ class Attempts:
 
     async def _look_past(self, attempt: Attempt, revision: int, pace: Pace, entry: Entry | None = None) -> Seen:
         """What overtook a write on ``revision``. A read that does not show it is stale, so it is read again."""
-        seen = seen_of(self._bucket.name, attempt.key, entry) if entry else await self.look(attempt, pace)
+        seen = seen_of(self._bucket.name, attempt.key, entry) if entry else await self._look_twice(attempt, pace)
         while seen is None or seen.revision <= revision:
             if pace.over:
                 raise InDoubt(Unreachable("the server refused a write as overtaken, and reads do not show by what"))

@@ -19,7 +19,7 @@ from natsreceipts.errors import (
     ReceiptErased,
     UnsupportedRecord,
 )
-from natsreceipts.run import read_first
+from natsreceipts.run import delivered
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -86,7 +86,7 @@ async def deliver(msg: JetStreamMessage, *, terminate: bool, progress: float) ->
     """The body of ``Toolkit.delivery``."""
     delivery = Delivery(msg.metadata.num_delivered)
     beat = asyncio.get_running_loop().create_task(_keep_in_progress(msg, progress))
-    scope = read_first.set(delivery.redelivered)
+    scope = delivered.set(delivery.number)
     try:
         yield delivery
     except BaseException as error:
@@ -102,7 +102,7 @@ async def deliver(msg: JetStreamMessage, *, terminate: bool, progress: float) ->
     finally:
         beat.cancel()
         with contextlib.suppress(ValueError):  # the generator was closed in another context
-            read_first.reset(scope)
+            delivered.reset(scope)
 
 
 async def _stopped(beat: asyncio.Task[None]) -> None:

@@ -42,16 +42,17 @@ from natsreceipts.errors import (
 from natsreceipts.fence import InDoubt, NotWritten
 from natsreceipts.options import CallOptions, adapter_of, takes_argument
 from natsreceipts.payload import NotEncodable
-from natsreceipts.seen import Seen, result_of
+from natsreceipts.seen import Seen, result_of, seen_of
 from natsreceipts.wire import Payload, ResolvedBy, encode_payload, error_info
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import TracebackType
 
+    from natsreceipts._jetstream import Entry
     from natsreceipts.identity import ReceiptKey
 
-__all__ = ["Call", "inside"]
+__all__ = ["Call", "inside", "recorded"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -72,6 +73,28 @@ _entered: ContextVar[_Bodies | None] = ContextVar("natsreceipts_entered", defaul
 """The calls in whose bodies the code runs, from the innermost out."""
 
 _T = TypeVar("_T")
+
+
+def recorded(bucket: str, key: ReceiptKey, options: CallOptions, entry: Entry) -> tuple[bool, Any]:
+    """Whether an entry holds the call's result, and that result: a replay without a claim.
+
+    Raises CorruptRecord, UnsupportedRecord, ResultTypeMismatch.
+    """
+    if options.effect is Effect.READ or entry.erased:
+        return False, None
+    seen = seen_of(bucket, key, entry)
+    if seen.record.status != "completed":
+        return False, None
+    return True, _typed(key, options, result_of(bucket, seen))
+
+
+def _typed(key: ReceiptKey, options: CallOptions, value: Any) -> Any:
+    if options.result_type is None:
+        return value
+    try:
+        return adapter_of(options.result_type).validate_python(value)
+    except pydantic.ValidationError as error:
+        raise ResultTypeMismatch(key, str(error), result=value) from error
 
 
 def inside(key: ReceiptKey) -> bool:
@@ -103,6 +126,7 @@ class Call:
         "_cancelling",
         "_guarded",
         "_interrupted_by",
+        "_known",
         "_lock",
         "_number",
         "_options",
@@ -133,6 +157,7 @@ class Call:
         options: CallOptions,
         *,
         args: object = None,
+        known: Entry | None = None,
         read_first: bool = False,
     ) -> None:
         self.key = key
@@ -146,6 +171,7 @@ class Call:
         self._stragglers = stragglers
         self._thread: asyncio.Future[Any] | None = None
         self._options = options
+        self._known = known
         self._read_first = read_first
         self._attempt = Attempt(key, effect=options.effect, lease=options.lease)
         if options.store_args:
@@ -337,7 +363,7 @@ class Call:
         pace = store.pace(lease, patience=CLAIM_PATIENCE)
         if store.unfinished:
             await store.finish(attempt.kv_key, pace)
-        seen = await self._first_look() if self._read_first else None
+        seen = await self._first_look() if self._read_first or self._known is not None else None
         while True:
             blocked = await store.claim(attempt, seen, pace)
             if blocked is None:
@@ -354,10 +380,16 @@ class Call:
             pace = store.pace(lease, patience=CLAIM_PATIENCE)
 
     async def _first_look(self) -> Seen | None:
-        """On a redelivery the receipt is probably there: read first. A replay may come from any replica."""
+        """What is known of the receipt, or (in a redelivery) probably there to be read, before a claim.
+
+        A replay may come from any replica, since completed is final; anything else is read again from the leader.
+        """
         pace = self._store.pace(self._options.lease, patience=CLAIM_PATIENCE)
         try:
-            seen = await self._store.look(self._attempt, pace, leader=False)
+            if self._known is not None:
+                seen = seen_of(self._store.bucket.name, self.key, self._known)
+            else:
+                seen = await self._store.look(self._attempt, pace, leader=False)
         except (Unreachable, ReceiptErased):
             return None
         if seen is None or seen.record.status == "completed":
@@ -365,7 +397,7 @@ class Call:
         return await self._store.look(self._attempt, pace)
 
     def _replay(self, seen: Seen) -> None:
-        self._result = self._typed(result_of(self._store.bucket.name, seen))
+        self._result = _typed(self.key, self._options, result_of(self._store.bucket.name, seen))
         self._revision = seen.revision
         self._number = seen.record.attempts
         self.replayed = True
@@ -566,21 +598,13 @@ class Call:
             self._result = value
             await self._settle(Ending("completed", result=payload), patience=_SETTLE_PATIENCE)
             if self._options.result_type is not None and not self.replayed:
-                self._result = self._typed(value)
+                self._result = _typed(self.key, self._options, value)
 
     def _encoded(self, result: object) -> tuple[bytes, Any]:
         """The payload's JSON and the value as a replay would read it, before it is given its type."""
         if self._options.result_type is not None:
             result = adapter_of(self._options.result_type).dump_python(result)
         return encode_payload(result)
-
-    def _typed(self, value: Any) -> Any:
-        if self._options.result_type is None:
-            return value
-        try:
-            return adapter_of(self._options.result_type).validate_python(value)
-        except pydantic.ValidationError as error:
-            raise ResultTypeMismatch(self.key, str(error), result=value) from error
 
     async def _unstorable(self, problem: Exception) -> None:
         """The effect happened and its result cannot be kept: say so in the receipt, and hand the result out."""

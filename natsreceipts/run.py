@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from contextvars import ContextVar
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast, overload
 
 from natsreceipts.background import Pulse, Stragglers, see_through
 from natsreceipts.decision import Effect
-from natsreceipts.errors import CallInFlight, InvalidName, NoActiveRun
-from natsreceipts.guard import Call, inside
-from natsreceipts.identity import Digest, ReceiptKey, args_hash
+from natsreceipts.errors import CallInFlight, InvalidName, NatsReceiptsError, NoActiveRun, Unreachable
+from natsreceipts.guard import Call, inside, recorded
+from natsreceipts.identity import Digest, ReceiptKey, args_hash, key_token
 from natsreceipts.options import CallOptions, takes_argument
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from types import TracebackType
 
+    from natsreceipts._jetstream import Entry
     from natsreceipts.attempts import Attempts
 
-__all__ = ["Executions", "Run", "current_run", "read_first"]
+__all__ = ["Executions", "Run", "current_run", "delivered"]
+
+_log = logging.getLogger("natsreceipts")
 
 _T = TypeVar("_T")
 
@@ -33,8 +37,15 @@ class _Scope(NamedTuple):
 
 _scope: ContextVar[_Scope | None] = ContextVar("natsreceipts_run", default=None)
 
-read_first: ContextVar[bool] = ContextVar("natsreceipts_read_first", default=False)
-"""Whether receipts are probably there already (a redelivery), so that calls read before they claim."""
+delivered: ContextVar[int] = ContextVar("natsreceipts_delivered", default=0)
+"""How often the message whose turn this is was delivered; 0 outside a delivery.
+
+From the second time on receipts are probably there already, so calls read before they claim; the first time there
+are none, so a run is not prefetched.
+"""
+
+_PREFETCH = (16 * 1024, 4 * 1024 * 1024)
+"""Bytes of the largest record that is prefetched, and of all of them."""
 
 
 def current_run() -> Run:
@@ -134,6 +145,9 @@ class Run:
         self._executions = executions
         self._digest = digest
         self._defaults = defaults
+        self._entered = 0
+        self._prefetched = False
+        self._known: dict[str, Entry] = {}
         self._plain: CallOptions | None = None
         self._plain = self._options_of({})
 
@@ -141,14 +155,41 @@ class Run:
         return f"Run({self.tenant!r}, {self.run!r})"
 
     async def __aenter__(self) -> Self:
+        self._entered += 1
         _scope.set(_Scope(self, _scope.get()))
+        if self._entered == 1 and delivered.get() != 1:
+            try:
+                await self._prefetch()
+            except BaseException:
+                await self.__aexit__(None, None, None)
+                raise
         return self
+
+    async def _prefetch(self) -> None:
+        """Fetch the run's receipts in one request, so that a retried turn replays without a round trip per call.
+
+        Bounded: over 1,024 keys, and for records over 16 KiB, it reads as it goes. What cannot be fetched is no
+        error: every call finds out for itself.
+        """
+        pattern = f"{key_token(self.tenant)}.{key_token(self.run)}.*.*"
+        try:
+            known = await self._store.prefetch(
+                pattern, most_keys_bytes=_PREFETCH, pace=self._store.pace(30.0, patience=5.0)
+            )
+        except NatsReceiptsError as error:
+            _log.info("run %s of %s is not prefetched: %s", self.run, self.tenant, error)
+            return
+        if known is not None:
+            self._known, self._prefetched = known, True
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         scope = _scope.get()
         _scope.set(scope.outer if scope is not None else None)
+        self._entered -= 1
+        if self._entered == 0:
+            self._known, self._prefetched = {}, False
 
     def key(self, tool: str, args: object, *, distinct: str | None = None) -> ReceiptKey:
         """The key of a call. Raises NotCanonical (the arguments have no canonical JSON) and InvalidName."""
@@ -160,10 +201,29 @@ class Run:
         ``distinct`` sets apart two calls of equal arguments that are meant to be two. Options as in `CallOptions`.
         Raises NotCanonical, InvalidName and InvalidSetting before anything is written.
         """
-        return self._call(self.key(tool, args, distinct=distinct), self._options_of(options), args)
+        key = self.key(tool, args, distinct=distinct)
+        return self._call(key, self._options_of(options), args, self._known.get(key.kv_key), self._reads_first())
 
-    def _call(self, key: ReceiptKey, options: CallOptions, args: object) -> Call:
-        return Call(self._store, self._pulse, self._stragglers, key, options, args=args, read_first=read_first.get())
+    def _reads_first(self) -> bool:
+        return delivered.get() > 1 and not self._prefetched
+
+    def _call(self, key: ReceiptKey, options: CallOptions, args: object, known: Entry | None, read_first: bool) -> Call:
+        return Call(
+            self._store,
+            self._pulse,
+            self._stragglers,
+            key,
+            options,
+            args=args,
+            known=known,
+            read_first=read_first,
+        )
+
+    async def _peek(self, key: ReceiptKey) -> Entry | None:
+        try:
+            return await self._store.peek(key, self._store.pace(30.0, patience=5.0))
+        except Unreachable:
+            return None
 
     @overload
     async def execute(
@@ -207,8 +267,16 @@ class Run:
         if chosen.effect is not Effect.READ and inside(key):
             raise CallInFlight(key, retry_after=0.0, reason="this call is made inside its own body")
 
+        known = self._known.get(key.kv_key)
+        if known is None and self._reads_first() and chosen.effect is not Effect.READ:
+            known = await self._peek(key)
+        if known is not None:
+            found, result = recorded(self._store.bucket.name, key, chosen, known)
+            if found:
+                return result
+
         async def work() -> Any:
-            async with self._call(key, chosen, args) as call:
+            async with self._call(key, chosen, args, known, read_first=False) as call:
                 if not call.replayed:
                     value: object = fn(call) if takes_argument(fn) else fn()
                     # The type is the quick look; the other asks an abstract base class.

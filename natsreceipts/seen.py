@@ -15,18 +15,23 @@ __all__ = ["Seen", "result_of", "seen_of"]
 
 
 class Seen(NamedTuple):
-    """A revision of a receipt as it was read. ``time`` is the server's, in nanoseconds since the epoch."""
+    """A revision of a receipt as it was read."""
 
     record: ReceiptRecord
     revision: int
-    time: int
+    entry: Entry
+
+    @property
+    def time(self) -> int:
+        """The server's timestamp, in nanoseconds since the epoch."""
+        return self.entry.time
 
 
 def seen_of(bucket: str, key: ReceiptKey | str, entry: Entry) -> Seen:
     """Read an entry of a receipts bucket. Raises ReceiptErased, CorruptRecord, UnsupportedRecord."""
     if entry.erased:
         raise ReceiptErased(key, bucket=bucket, revision=entry.revision)
-    return Seen(read_receipt(bucket, key, entry.revision, entry.value), entry.revision, entry.time)
+    return Seen(read_receipt(bucket, key, entry.revision, entry.value), entry.revision, entry)
 
 
 def result_of(bucket: str, seen: Seen) -> Any:

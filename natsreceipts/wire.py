@@ -211,7 +211,6 @@ def read_receipt(bucket: str, key: ReceiptKey | str, revision: int, value: bytes
     Raises `UnsupportedRecord` for a newer format and `CorruptRecord` for a value that does not read, is not
     consistent in itself, or whose names are not those of its key.
     """
-    kv_key = key if isinstance(key, str) else key.kv_key
     try:
         record = ReceiptRecord.model_validate_json(value)
     except pydantic.ValidationError as error:
@@ -220,7 +219,11 @@ def read_receipt(bucket: str, key: ReceiptKey | str, revision: int, value: bytes
             raise UnsupportedRecord(bucket, key, revision, version) from error
         raise CorruptRecord(bucket, key, revision, _first_problem(error)) from error
     try:
-        names_match = record.key == key if isinstance(key, ReceiptKey) else record.key.kv_key == kv_key
+        if isinstance(key, ReceiptKey):
+            names = (record.tenant_id, record.run_id, record.tool_name, record.args_hash)
+            names_match = names == (key.tenant, key.run, key.tool, key.args_hash)
+        else:
+            names_match = record.key.kv_key == key
     except NatsReceiptsError as error:
         raise CorruptRecord(bucket, key, revision, str(error)) from error
     if not names_match:

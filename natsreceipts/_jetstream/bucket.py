@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import datetime as dt
 import os
 import random
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from natsreceipts._jetstream.seam import (
     Refused,
     RivalInFlight,
     Unknown,
+    nanoseconds,
 )
 from natsreceipts.errors import (
     BucketReplaced,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-__all__ = ["JetStreamBucket", "JetStreamError", "api_error", "nanoseconds"]
+__all__ = ["JetStreamBucket", "JetStreamError", "api_error"]
 
 _WRONG_LAST_SEQUENCE = 10071
 _RIVAL_IN_FLIGHT = 10164
@@ -89,13 +89,6 @@ def api_error(answer: dict[str, Any]) -> JetStreamError | None:
         return None
     found: dict[str, Any] = error  # pyright: ignore[reportUnknownVariableType]
     return JetStreamError(int(found.get("err_code") or found.get("code") or 0), str(found.get("description") or ""))
-
-
-def nanoseconds(rfc3339: str) -> int:
-    """A server timestamp (up to nine digits of a second) as nanoseconds since the epoch."""
-    head, _, rest = rfc3339.rstrip("Z").partition(".")
-    seconds = int(dt.datetime.fromisoformat(head).replace(tzinfo=dt.UTC).timestamp())
-    return seconds * 1_000_000_000 + int(rest.ljust(9, "0")[:9] or 0)
 
 
 class JetStreamBucket:
@@ -190,7 +183,7 @@ class JetStreamBucket:
             entry = Entry(
                 headers["Nats-Subject"].removeprefix(self._subject),
                 int(headers["Nats-Sequence"]),
-                nanoseconds(headers["Nats-Time-Stamp"]),
+                headers["Nats-Time-Stamp"],
                 reply.data,
                 erased=_is_marker(headers),
             )
@@ -202,10 +195,10 @@ class JetStreamBucket:
         self.high_water = max(self.high_water, entry.revision)
         return entry
 
-    async def newest_of(self, pattern: str, *, timeout: float) -> list[Entry] | None:
+    async def newest_of(self, pattern: str, *, timeout: float, most: int | None = None) -> list[Entry] | None:
         """The newest revision of each matching key (see the seam)."""
         if self._direct:
-            return await self._multi([self._subject + pattern], timeout)
+            return await self._multi([self._subject + pattern], timeout, most)
         found: dict[str, Entry] = {}
         revision, whole = 0, False
         while not whole:
@@ -216,12 +209,14 @@ class JetStreamBucket:
             revision = entries[-1].revision if entries else revision
         return sorted(found.values(), key=lambda entry: entry.revision)
 
-    async def _multi(self, subjects: list[str], timeout: float) -> list[Entry] | None:
+    async def _multi(self, subjects: list[str], timeout: float, most: int | None) -> list[Entry] | None:
         entries: list[Entry] = []
         up_to = 0
         while True:
             # One page ends at a byte limit of the server's; the next goes on within the same snapshot.
             query: dict[str, Any] = {"multi_last": subjects}
+            if most is not None:
+                query["max_bytes"] = most
             if entries:
                 query |= {"seq": entries[-1].revision + 1, "up_to_seq": up_to}
             replies = await self._ask_many(to_json(query), timeout)
@@ -229,7 +224,7 @@ class JetStreamBucket:
             entries.extend(map(self._direct_entry, replies))
             if end.get("Status") == "413":
                 return None
-            if end.get("Status") == "404" or end.get("Nats-Num-Pending") == "0":
+            if end.get("Status") == "404" or end.get("Nats-Num-Pending") == "0" or most is not None:
                 return entries
             up_to = int(end.get("Nats-UpTo-Sequence") or 0)
             if end.get("Status") != "204" or not replies or not up_to:
@@ -324,7 +319,7 @@ class JetStreamBucket:
             entry = Entry(
                 key if key is not None else message["subject"].removeprefix(self._subject),
                 int(message["seq"]),
-                nanoseconds(message["time"]),
+                message["time"],
                 base64.b64decode(message.get("data") or ""),
                 erased=_is_marker(_parsed(headers)),
             )

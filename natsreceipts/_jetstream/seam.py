@@ -5,6 +5,7 @@ Everything above this file reaches time, randomness and the network only through
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -21,7 +22,15 @@ __all__ = [
     "Refused",
     "RivalInFlight",
     "Unknown",
+    "nanoseconds",
 ]
+
+
+def nanoseconds(rfc3339: str) -> int:
+    """A server timestamp (up to nine digits of a second) as nanoseconds since the epoch."""
+    head, _, rest = rfc3339.rstrip("Z").partition(".")
+    seconds = int(dt.datetime.fromisoformat(head).replace(tzinfo=dt.UTC).timestamp())
+    return seconds * 1_000_000_000 + int(rest.ljust(9, "0")[:9] or 0)
 
 
 class Accepted(NamedTuple):
@@ -61,14 +70,19 @@ Outcome = Accepted | Conflict | RivalInFlight | Refused | Unknown
 
 
 class Entry(NamedTuple):
-    """One revision of a key. ``time`` is the server's timestamp, in nanoseconds since the epoch."""
+    """One revision of a key. ``stamp`` is the server's timestamp as it tells it (RFC 3339, UTC, up to nanoseconds)."""
 
     key: str
     revision: int
-    time: int
+    stamp: str
     value: bytes
     erased: bool
     """A delete or purge marker, or one that the server placed at an expiry."""
+
+    @property
+    def time(self) -> int:
+        """The timestamp in nanoseconds since the epoch. Most reads never need it."""
+        return nanoseconds(self.stamp)
 
 
 class Clock(NamedTuple):
@@ -131,10 +145,11 @@ class Bucket(Protocol):
         """Whether the leader still has exactly this revision of the key. Raises as `newest`."""
         ...
 
-    async def newest_of(self, pattern: str, *, timeout: float) -> list[Entry] | None:
+    async def newest_of(self, pattern: str, *, timeout: float, most: int | None = None) -> list[Entry] | None:
         """The newest revision of each key that matches, in one request; None where they are more than 1,024.
 
-        ``pattern`` is made of key tokens, ``*`` and a closing ``>``. From any replica. Raises as `newest`.
+        ``pattern`` is made of key tokens, ``*`` and a closing ``>``. With ``most`` bytes asked for, what the server
+        gives within them, and no more. From any replica. Raises as `newest`.
         """
         ...
 
