@@ -302,7 +302,7 @@ class _Show:
         for job in self._jobs:
             if job.kill == _BETWEEN and len(job.killed) == 1 and job.kv_key in request:
                 job.reads += 1
-                return job.reads == 3 and self._kill(job, "while waiting for the dead worker's lease")
+                return job.reads == 2 and self._kill(job, "while waiting for the dead worker's lease")
         return False
 
     async def _receipt_written(self, msg: Msg) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -13,7 +14,14 @@ from pathlib import Path
 import pytest
 
 _COMMAND = [str(Path(sys.executable).parent / "natsreceipts"), "demo"]
+_INTERRUPTIBLE = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""A shell's background job, which a test run may be, and what it starts would ignore SIGINT."""
 _SECONDS = 110
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 _ROW = re.compile(r"^ *(order-\d+) +(\d+) +(.*?) *$", re.MULTILINE)
 
 
@@ -36,6 +44,24 @@ def play(folder, *options, **changes):
     )
     assert done.stderr == ""
     return done.returncode, done.stdout
+
+
+@contextlib.contextmanager
+def playing(folder, *options):
+    process = subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTIBLE, *_COMMAND, *options],
+        cwd=folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def pids(output):
@@ -73,6 +99,11 @@ def gone(processes, *, within=5.0):
         time.sleep(0.05)
 
 
+def shape(line):
+    """A line without the numbers that differ from run to run."""
+    return re.sub(r"^ *[0-9.]+ s|\(pid \d+\)|\bworker \d+|\(delivery \d+\)|(?<=\d) +\d+ +\d+ +\d+ ", "", line).strip()
+
+
 def rows(output):
     table = output[output.index("deliveries") :]
     return {name: rest.split(maxsplit=2) for name, _, rest in _ROW.findall(table)}
@@ -105,6 +136,8 @@ def test_with_receipts_no_mail_is_sent_twice_and_one_is_ambiguous(tmp_path):
     assert re.search(r"(?m)^nats kv get receipts acme\.order-6\.\S+ --raw --server nats://\S+$", output)
     gone(pids(output))
     assert list(tmp_path.iterdir()) == []
+    shown = {shape(line) for line in README.split("```text\n")[1].split("```")[0].splitlines()}
+    assert shown - {shape(line) for line in output.splitlines()} == {"..."}, "README.md shows what the demo prints"
 
 
 def test_without_receipts_mails_are_sent_twice(tmp_path):
@@ -128,15 +161,7 @@ def test_narrow_and_in_colour(tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_nothing_is_left_when_it_is_stopped_midway(tmp_path, number, code):
     """Also after SIGKILL: then there is nobody left to stop the others, and they end by themselves."""
-    with subprocess.Popen(
-        _COMMAND,
-        cwd=tmp_path,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with playing(tmp_path) as process:
         for line in process.stdout:
             if "order-3" in line:
                 break
@@ -144,21 +169,13 @@ def test_nothing_is_left_when_it_is_stopped_midway(tmp_path, number, code):
         assert len(started) >= 2, "a server and a worker"
         process.send_signal(number)
         _, errors = process.communicate(timeout=30)
-    assert process.returncode == code
+        assert process.returncode == code
     assert "Traceback" not in errors
     gone(started)
 
 
 def test_keep_leaves_the_server_until_interrupted(tmp_path):
-    with subprocess.Popen(
-        [*_COMMAND, "--keep"],
-        cwd=tmp_path,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with playing(tmp_path, "--keep") as process:
         seen = ""
         for line in process.stdout:
             seen += line
@@ -169,7 +186,7 @@ def test_keep_leaves_the_server_until_interrupted(tmp_path):
         assert alive(server)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
-    assert process.returncode == 0
+        assert process.returncode == 0
     assert errors == ""
     gone(pids(seen))
 
