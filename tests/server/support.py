@@ -220,3 +220,29 @@ class Holder:
     def finish(self):
         """Let the body end."""
         self._process.stdin.write(b"\n")
+
+
+class Message:
+    """Stands for nats-py's message where the delay of a nak is looked at, which a server does not show."""
+
+    def __init__(self, number=1):
+        self.calls = []
+        self.metadata = self
+        self.num_delivered = number
+
+    async def ack(self):
+        self.calls.append("ack")
+
+    async def nak(self, delay=None):
+        self.calls.append(("nak", delay))
+
+    async def term(self):
+        self.calls.append("term")
+
+    async def in_progress(self):
+        self.calls.append("in progress")
+
+
+def redelivery(toolkit):
+    """The inside of a redelivery: calls read before they claim."""
+    return toolkit.delivery(Message(2))

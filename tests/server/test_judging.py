@@ -418,7 +418,6 @@ async def test_a_fence_under_a_running_call_is_kept(run, key, nc, namespace):
     assert (record["status"], record["fences"]) == ("completed", {"s1": 19})
 
 
-@pytest.mark.xfail(strict=True, reason="an erased receipt counts as silence, which an opaque body sits out")
 async def test_a_body_whose_receipt_is_erased(run, key, nc, namespace):
     """Whatever is not this attempt's own record means that the fence is lost."""
     effect = Effect(hold=True)
