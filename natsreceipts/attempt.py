@@ -95,12 +95,14 @@ class Attempt:
         "_watched_since",
         "args",
         "body",
+        "claimed_as",
         "effect",
         "in_flight",
         "key",
         "kv_key",
         "lease",
         "number",
+        "overshadowed",
         "revision",
         "running",
         "sent",
@@ -125,9 +127,13 @@ class Attempt:
         """Whether the record by which it holds the call says so (else it was judged ambiguous meanwhile)."""
         self.sent = 0.0
         """When the last accepted write that holds the call was first sent, on the loop's clock (seconds)."""
+        self.claimed_as = effect
+        """The effect that the claim was written with: the stricter of the record's and the caller's."""
         self.body: bytes | None = None
         """The common fields of a fresh call's records, as long as nothing else touched them."""
         self.in_flight: Write | None = None
+        self.overshadowed = False
+        """Whether the record became opaque since the claim, over an earlier attempt that may have had its effect."""
         self._held: Write | ReceiptRecord | None = None
         self._watched = 0
         self._watched_since = 0.0
@@ -157,13 +163,14 @@ class Attempt:
         self._held = record
         self.revision = revision
         self.running = record.status == "running"
+        self.overshadowed = record.open and record.effect is not self.claimed_as
         self.number = record.attempts
         self.token = record.holder.token if record.holder else ""
         self.body = None
 
     def let_go(self) -> None:
         """Hold nothing any more."""
-        self._held, self.revision, self.running, self.body = None, 0, False, None
+        self._held, self.revision, self.running, self.body, self.overshadowed = None, 0, False, None, False
 
     def watched(self, revision: int, now: float) -> float:
         """Seconds for which this attempt has itself seen the key stand at ``revision``."""

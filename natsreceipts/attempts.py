@@ -32,6 +32,7 @@ from natsreceipts.decision import (
 )
 from natsreceipts.errors import (
     CallWithdrawn,
+    CorruptRecord,
     NatsReceiptsError,
     NotClaimed,
     NotRecorded,
@@ -64,6 +65,7 @@ from natsreceipts.wire import (
 if TYPE_CHECKING:
     from natsreceipts._jetstream import Bucket, Entry
     from natsreceipts.identity import ReceiptKey
+    from natsreceipts.payloads import PayloadStore
 
 __all__ = ["CLAIM_PATIENCE", "Attempts"]
 
@@ -72,6 +74,9 @@ _log = logging.getLogger("natsreceipts")
 CLAIM_PATIENCE = 15.0
 """Seconds that a claim is tried for: writes are out for 4 to 10 s in a failover (measured)."""
 
+_ROOM = 4096
+"""Bytes kept free below the server's max_payload for a record's headers and for what is not payload."""
+
 _GIVEN_UP = 10_000
 _UNFINISHED = 1_000
 
@@ -79,8 +84,10 @@ _UNFINISHED = 1_000
 class Attempts:
     """The write path of one bucket, as one worker goes it."""
 
-    def __init__(self, bucket: Bucket, *, worker: str) -> None:
+    def __init__(self, bucket: Bucket, payloads: PayloadStore, *, worker: str) -> None:
         self._bucket = bucket
+        self._payloads = payloads
+        self._inline_limit = min(payloads.inline_limit, bucket.max_payload - _ROOM)
         self._worker = worker
         self._worker_json = to_json(worker)
         self._given_up: OrderedDict[str, None] = OrderedDict()
@@ -100,7 +107,24 @@ class Attempts:
         """Tries for an operation that may take ``patience`` seconds in all."""
         return Pace(self._bucket, lease=lease, patience=patience)
 
+    async def _fitted(self, attempt: Attempt, write: Write, pace: Pace) -> Write:
+        """The write, with payloads moved to the object store where it would be too large. Raises as a write does."""
+        if len(write.value) <= self._inline_limit:
+            return write
+        attempt.body = None
+        return Write.of(await self._payloads.moved(write.record, pace), expected=write.expected)
+
     # ------------------------------------------------------------------ reading
+
+    async def load_held(self, attempt: Attempt, payload: Payload) -> Any:
+        """The value of a payload of the record by which the attempt holds the call. Raises as `load`."""
+        return await self._payloads.load(self._bucket.name, attempt.key, attempt.revision, payload)
+
+    async def load(self, seen: Seen, payload: Payload | None) -> Any:
+        """The value of a payload of a record. Raises PayloadMissing, CorruptRecord, Unreachable."""
+        if payload is None:
+            raise CorruptRecord(self._bucket.name, seen.record.key, seen.revision, "it has no result")
+        return await self._payloads.load(self._bucket.name, seen.record.key, seen.revision, payload)
 
     async def look(self, attempt: Attempt, pace: Pace, *, leader: bool = True) -> Seen | None:
         """The newest revision of the attempt's key. Raises as `get`."""
@@ -154,6 +178,8 @@ class Attempts:
                 if not isinstance(blocked.decision, Execute):
                     return blocked
                 write = self._claim_over(attempt, seen, number=blocked.decision.attempt, effect=blocked.effect)
+            if len(write.value) > self._inline_limit:
+                write = await self._fitted(attempt, write, pace)
             outcome = await self._send_claim(attempt, write, pace)
             if isinstance(outcome, Landed):
                 return None
@@ -271,11 +297,12 @@ class Attempts:
         expires_in = 0.0
         if record.status == "withdrawn":
             state = Absent()
-        elif self._was_given_up(record) or (
-            record.status == "failed" and (effect is not Effect.OPAQUE or record.not_applied)
-        ):
+        elif self._was_given_up(record) and not (record.open and effect is Effect.OPAQUE):
+            # It speaks for that attempt only: an earlier one may have had its effect where the record is open.
             state = Failed(record.attempts)
-        elif record.status == "running":
+        elif record.status == "failed" and (effect is not Effect.OPAQUE or record.not_applied):
+            state = Failed(record.attempts)
+        elif record.status == "running" and not self._was_given_up(record):
             expires_in = await self.expires_in(attempt, seen, pace)
             state = Running(record.attempts, lease_expired=expires_in <= 0)
         else:
@@ -299,6 +326,7 @@ class Attempts:
     def _fresh_claim(self, attempt: Attempt) -> Write:
         if attempt.args is not None:
             return self._claim_over(attempt, None, number=1, effect=attempt.effect)
+        attempt.claimed_as = attempt.effect
         nonce, token = self._bucket.nonce(), self._bucket.nonce()
         attempt.body = fresh_body(
             attempt.key,
@@ -312,6 +340,7 @@ class Attempts:
 
     def _claim_over(self, attempt: Attempt, seen: Seen | None, *, number: int, effect: Effect) -> Write:
         attempt.body = None
+        attempt.claimed_as = effect
         fields: dict[str, Any] = {}
         if attempt.args is not None:
             fields["args"] = Payload.model_validate_json(attempt.args)
@@ -346,18 +375,24 @@ class Attempts:
 
     # ------------------------------------------------------------------ holding
 
-    async def renew(self, attempt: Attempt, pace: Pace, step: dict[str, Payload] | None = None) -> Lost | None:
+    async def renew(
+        self, attempt: Attempt, pace: Pace, step: dict[str, Payload] | None = None, *, entering: bool = False
+    ) -> Lost | None:
         """Renew the lease, and record the output of a ``step`` with it.
 
-        None: the attempt holds the call for another lease from ``attempt.sent`` on, and the step stands. Raises
+        None: the attempt holds the call for another lease from ``attempt.sent`` on, and the step stands. ``entering``:
+        before the body, a record that became opaque over an earlier attempt is lost, not taken back. Raises
         `NotWritten` and `InDoubt` at the pace's deadline, and what `get` raises.
         """
         while True:
+            if entering and attempt.overshadowed:
+                return Lost(Seen(attempt.held, attempt.revision, None))
             fields: dict[str, Any] = {}
             if step is not None:
                 attempt.body = None
                 fields["steps"] = {**(attempt.held.steps or {}), **step}
             write = Write.of(self._next(attempt, status="running", **fields), expected=attempt.revision)
+            write = await self._fitted(attempt, write, pace)
             outcome = await advance(
                 self._bucket,
                 attempt.kv_key,
@@ -392,7 +427,10 @@ class Attempts:
             write = attempt.in_flight
             doubt = write is not None
             if write is None:
-                write = attempt.in_flight = self._ended(attempt, ending)
+                write = self._ended(attempt, ending)
+                if len(write.value) > self._inline_limit:
+                    write = await self._fitted(attempt, write, pace)
+                attempt.in_flight = write
             try:
                 outcome = await report(
                     self._bucket,
@@ -483,7 +521,7 @@ class Attempts:
         seen = blocked.seen
         if seen.record.status == "ambiguous":
             return Judged(seen.record, seen.revision)
-        if seen.record.status == "running":
+        if seen.record.status == "running" and not self._was_given_up(seen.record):
             lease = (seen.record.lease_ms or 0) / 1000
             apart = (lease + margin_of(lease)) / 3
             async with self._bucket.hints(attempt.kv_key) as hint:
@@ -544,12 +582,13 @@ class Attempts:
             error = ErrorInfo(type="NotApplied", message=resolution.by.reason, not_applied=True)
             fields |= {"status": "failed", "error": error}
         settled = ReceiptRecord(write=self._bucket.nonce(), resolved=resolution.by, **fields)
+        write = await self._fitted(attempt, Write.of(settled, expected=standing.revision), pace)
         outcome = await report(
             self._bucket,
             attempt.kv_key,
-            settled.to_bytes(),
-            expected=standing.revision,
-            is_this_write=partial(self._wrote, attempt.key, settled.write),
+            write.value,
+            expected=write.expected,
+            is_this_write=partial(self._wrote, attempt.key, write.nonce),
             pace=pace,
         )
         return outcome.revision if isinstance(outcome, Landed) else None
@@ -573,6 +612,9 @@ class Attempts:
             lost = await self.settle(attempt, ending, pace)
             if lost is not None:
                 _log.warning("%s: an outcome that was kept came too late: %s", kv_key, lost)
+        except HistoryDropped:
+            # The key has moved on by more than is kept, so the write landed or never will: nothing is left to finish.
+            _log.warning("%s: whether an outcome that was kept is recorded cannot be known any more", kv_key)
         except (NotWritten, InDoubt) as failure:
             self.keep(attempt, ending, result)
             raise NotRecorded(

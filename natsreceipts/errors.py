@@ -29,6 +29,7 @@ __all__ = [
     "NotProvisioned",
     "NotRecorded",
     "NotResolvable",
+    "PayloadMissing",
     "PermissionDenied",
     "ReceiptErased",
     "ReceiptError",
@@ -105,8 +106,8 @@ class PermissionDenied(NatsReceiptsError):
         self.operation = operation
         self.subject = subject
         super().__init__(
-            f"the server does not let this connection {operation} {subject!r}: "
-            f"allow {operation} on that subject for this user, then connect again"
+            f"the server does not let this connection {operation} on {subject!r}: "
+            f"allow that subject in the user's {operation} permissions, then connect again"
         )
 
 
@@ -289,6 +290,19 @@ class NotRecorded(ReceiptError):
             key,
             f"the body was executed and its outcome could not be recorded ({reason}). Do not execute it again: "
             f"repeat the call in this process, which first finishes the record, or settle the receipt by hand",
+        )
+
+
+class PayloadMissing(ReceiptError):
+    """A completed call's result was moved to the object store, and is not there any more."""
+
+    def __init__(self, key: ReceiptKey | str, *, store: str, name: str) -> None:
+        self.store = store
+        self.name = name
+        super().__init__(
+            key,
+            f"the call is completed, and its payload {name!r} is missing or damaged in object store {store!r}; it is "
+            f"not executed again. Restore the object, or go on without the result",
         )
 
 

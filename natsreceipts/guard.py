@@ -42,7 +42,7 @@ from natsreceipts.errors import (
 from natsreceipts.fence import InDoubt, NotWritten
 from natsreceipts.options import CallOptions, adapter_of, takes_argument
 from natsreceipts.payload import NotEncodable
-from natsreceipts.seen import Seen, result_of, seen_of
+from natsreceipts.seen import Seen, seen_of
 from natsreceipts.wire import Payload, ResolvedBy, encode_payload, error_info
 
 if TYPE_CHECKING:
@@ -75,17 +75,17 @@ _entered: ContextVar[_Bodies | None] = ContextVar("natsreceipts_entered", defaul
 _T = TypeVar("_T")
 
 
-def recorded(bucket: str, key: ReceiptKey, options: CallOptions, entry: Entry) -> tuple[bool, Any]:
+async def recorded(store: Attempts, key: ReceiptKey, options: CallOptions, entry: Entry) -> tuple[bool, Any]:
     """Whether an entry holds the call's result, and that result: a replay without a claim.
 
-    Raises CorruptRecord, UnsupportedRecord, ResultTypeMismatch.
+    Raises CorruptRecord, UnsupportedRecord, PayloadMissing, ResultTypeMismatch, Unreachable.
     """
     if options.effect is Effect.READ or entry.erased:
         return False, None
-    seen = seen_of(bucket, key, entry)
+    seen = seen_of(store.bucket.name, key, entry)
     if seen.record.status != "completed":
         return False, None
-    return True, _typed(key, options, result_of(bucket, seen))
+    return True, _typed(key, options, await store.load(seen, seen.record.result))
 
 
 def _typed(key: ReceiptKey, options: CallOptions, value: Any) -> Any:
@@ -272,31 +272,27 @@ class Call:
             raise StepRepeated(self.key, name)
         self._steps.add(name)
         attempt = self._attempt
-        recorded = (attempt.held.steps or {}).get(name)
-        if recorded is not None:
-            try:
-                return cast("_T", recorded.value())
-            except ValueError as error:
-                reason = f"step {name!r}: {error}"
-                raise CorruptRecord(self._store.bucket.name, self.key, attempt.revision, reason) from error
+        output = (attempt.held.steps or {}).get(name)
+        if output is not None:
+            return cast("_T", await self._store.load_held(attempt, output))
         if self.lost:
             raise LeaseLost(self.key, "it was lost before this step")
-        output = fn()
-        if inspect.isawaitable(output):
-            output = await cast("Awaitable[_T]", output)
+        made = fn()
+        if inspect.isawaitable(made):
+            made = await cast("Awaitable[_T]", made)
         try:
-            payload, value = encode_payload(output)
+            payload, value = encode_payload(made)
             async with self._one_write():
                 pace = self._store.pace(self._options.lease, patience=self._options.lease)
                 lost = await self._store.renew(attempt, pace, {name: Payload.model_validate_json(payload)})
         except (NotWritten, InDoubt, NotEncodable, NatsReceiptsError) as failure:
             cause = failure.cause if isinstance(failure, NotWritten | InDoubt) else failure
-            raise NotRecorded(self.key, f"step {name!r}: {failure}", result=output, has_result=True).because(
+            raise NotRecorded(self.key, f"step {name!r}: {failure}", result=made, has_result=True).because(
                 cause
             ) from cause
         if lost is not None:
             self.lost = True
-            raise LeaseLost(self.key, str(lost), result=output, has_result=True)
+            raise LeaseLost(self.key, str(lost), result=made, has_result=True)
         return cast("_T", value)
 
     async def in_thread(self, fn: Callable[[], _T]) -> _T:
@@ -371,7 +367,7 @@ class Call:
                     return
                 seen = await store.look(attempt, pace)
             elif isinstance(blocked.decision, Replay):
-                self._replay(blocked.seen)
+                await self._replay(blocked.seen)
                 return
             elif isinstance(blocked.decision, Wait):
                 seen = await self._wait(blocked, wait_until)
@@ -396,8 +392,8 @@ class Call:
             return seen
         return await self._store.look(self._attempt, pace)
 
-    def _replay(self, seen: Seen) -> None:
-        self._result = _typed(self.key, self._options, result_of(self._store.bucket.name, seen))
+    async def _replay(self, seen: Seen) -> None:
+        self._result = _typed(self.key, self._options, await self._store.load(seen, seen.record.result))
         self._revision = seen.revision
         self._number = seen.record.attempts
         self.replayed = True
@@ -406,7 +402,7 @@ class Call:
         """Whether the claim's acknowledgement came less than a third of the lease after it was sent."""
         attempt = self._attempt
         now = asyncio.get_running_loop().time()
-        return attempt.running and now - attempt.sent < self._options.lease / 3
+        return attempt.running and not attempt.overshadowed and now - attempt.sent < self._options.lease / 3
 
     async def _licensed(self) -> bool:
         """Whether the body may be entered: the acknowledgement came in time, or a renewal's did.
@@ -419,7 +415,7 @@ class Call:
             if pace.over:
                 raise NotClaimed(self.key, "the server answers slower than a third of the lease")
             try:
-                lost = await self._store.renew(attempt, pace)
+                lost = await self._store.renew(attempt, pace, entering=True)
             except (NotWritten, InDoubt) as failure:
                 raise NotClaimed(
                     self.key, f"the claim stands, and its lease could not be renewed in time: {failure}"
@@ -663,7 +659,7 @@ class Call:
     async def _interrupted(self, error: BaseException, *, settle: bool = True) -> bool:
         """Settle, and say why the body was cancelled. True: there is a result all the same, a resolver's."""
         if isinstance(self._interrupted_by, Lost):
-            if self._replay_resolved(self._interrupted_by):
+            if await self._replay_resolved(self._interrupted_by):
                 return True
             raise LeaseLost(self.key, str(self._interrupted_by)) from error
         if isinstance(self._interrupted_by, ReceiptError):
@@ -719,17 +715,17 @@ class Call:
             raise NotRecorded(self.key, str(failure), result=value, has_result=self._returned) from cause
         if lost is None:
             return
-        if self._replay_resolved(lost):
+        if await self._replay_resolved(lost):
             return
         self.lost = True
         raise LeaseLost(self.key, str(lost), result=value, has_result=self._returned)
 
-    def _replay_resolved(self, lost: Lost) -> bool:
+    async def _replay_resolved(self, lost: Lost) -> bool:
         """Whether somebody completed the call in this attempt's stead; then that result is the call's."""
         if not self._store.resolved_for(self._attempt, lost.seen):
             return False
         _log.warning("%s: %s; that result stands, and not what this attempt did", self.key.kv_key, lost)
-        self._replay(lost.seen)
+        await self._replay(lost.seen)
         return True
 
     async def _settle_in_hurry(self, ending: Ending) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +12,7 @@ from natsreceipts.attempts import CLAIM_PATIENCE, Attempts
 from natsreceipts.decision import Ambiguous, Effect
 from natsreceipts.errors import (
     CallInFlight,
+    CorruptRecord,
     InvalidName,
     InvalidSetting,
     NatsReceiptsError,
@@ -22,8 +24,8 @@ from natsreceipts.errors import (
 from natsreceipts.fence import InDoubt, NotWritten, Pace, newest
 from natsreceipts.identity import ReceiptKey, key_token, name_from_token, split_kv_key
 from natsreceipts.payload import NotEncodable
-from natsreceipts.seen import Seen, result_of, seen_of
-from natsreceipts.wire import ErrorInfo, ReceiptRecord, ResolvedBy, Status, encode_payload
+from natsreceipts.seen import Seen, seen_of
+from natsreceipts.wire import ErrorInfo, Payload, ReceiptRecord, ResolvedBy, Status, encode_payload
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -60,7 +62,9 @@ class Receipt:
     error: ErrorInfo | None
     resolved: ResolvedBy | None
     args: Any
-    """The stored arguments, or None."""
+    """The stored arguments, or None (also where they are in the object store)."""
+    large: bool
+    """Whether the result is in the object store; only ``get`` loads it, elsewhere ``result`` is None."""
     steps: tuple[str, ...]
     """The names of the recorded steps."""
     worker: str | None
@@ -79,10 +83,16 @@ class ReceiptStore:
         """The receipt of a call (a ReceiptKey or its KV key), or None where none was ever written.
 
         Reads from the leader, for up to 5 s. Raises ReceiptErased, CorruptRecord, UnsupportedRecord, Unreachable,
-        PermissionDenied, NotProvisioned, BucketReplaced, InvalidName.
+        PermissionDenied, NotProvisioned, BucketReplaced, InvalidName, PayloadMissing.
         """
         entry = await self._newest(key)
-        return None if entry is None else self._view(seen_of(self._bucket.name, key, entry))
+        if entry is None:
+            return None
+        seen = seen_of(self._bucket.name, key, entry)
+        receipt = self._view(seen)
+        if not receipt.large:
+            return receipt
+        return dataclasses.replace(receipt, result=await self._attempts.load(seen, seen.record.result))
 
     async def history(self, key: ReceiptKey | str) -> list[Receipt]:
         """The kept revisions of a receipt, oldest first (the bucket keeps 8 or more). Raises as `get`.
@@ -297,6 +307,14 @@ class ReceiptStore:
         seen = seen_of(self._bucket.name, entry.key, entry)
         return self._view(seen) if status is None or seen.record.status == status else None
 
+    def _inline(self, seen: Seen, payload: Payload | None) -> Any:
+        if payload is None or payload.object is not None:
+            return None
+        try:
+            return payload.value()
+        except ValueError as error:
+            raise CorruptRecord(self._bucket.name, seen.record.key, seen.revision, f"payload: {error}") from error
+
     def _view(self, seen: Seen) -> Receipt:
         record = seen.record
         return Receipt(
@@ -307,10 +325,11 @@ class ReceiptStore:
             status=record.status,
             attempts=record.attempts,
             effect=record.effect,
-            result=result_of(self._bucket.name, seen) if record.result else None,
+            result=self._inline(seen, record.result),
+            large=record.result is not None and record.result.object is not None,
             error=record.error,
             resolved=record.resolved,
-            args=record.args.value() if record.args else None,
+            args=self._inline(seen, record.args),
             steps=tuple(record.steps or ()),
             worker=record.holder.worker if record.holder else None,
             lease=record.lease_ms / 1000 if record.lease_ms else None,

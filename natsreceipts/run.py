@@ -271,7 +271,7 @@ class Run:
         if known is None and self._reads_first() and chosen.effect is not Effect.READ:
             known = await self._peek(key)
         if known is not None:
-            found, result = recorded(self._store.bucket.name, key, chosen, known)
+            found, result = await recorded(self._store, key, chosen, known)
             if found:
                 return result
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from natsreceipts.errors import CorruptRecord, ReceiptErased
+from natsreceipts.errors import ReceiptErased
 from natsreceipts.wire import ReceiptRecord, read_receipt
 
 if TYPE_CHECKING:
     from natsreceipts._jetstream import Entry
     from natsreceipts.identity import ReceiptKey
 
-__all__ = ["Seen", "result_of", "seen_of"]
+__all__ = ["Seen", "seen_of"]
 
 
 class Seen(NamedTuple):
@@ -19,27 +19,17 @@ class Seen(NamedTuple):
 
     record: ReceiptRecord
     revision: int
-    entry: Entry
+    entry: Entry | None
+    """What it was read from; None for a record of this process's own."""
 
     @property
     def time(self) -> int:
-        """The server's timestamp, in nanoseconds since the epoch."""
-        return self.entry.time
+        """The server's timestamp, in nanoseconds since the epoch; 0 where it is not known."""
+        return self.entry.time if self.entry is not None else 0
 
 
 def seen_of(bucket: str, key: ReceiptKey | str, entry: Entry) -> Seen:
-    """Read an entry of a receipts bucket. Raises ReceiptErased, CorruptRecord, UnsupportedRecord."""
+    """Read an entry of a receipts bucket. Raises ReceiptErased, UnsupportedRecord."""
     if entry.erased:
         raise ReceiptErased(key, bucket=bucket, revision=entry.revision)
     return Seen(read_receipt(bucket, key, entry.revision, entry.value), entry.revision, entry)
-
-
-def result_of(bucket: str, seen: Seen) -> Any:
-    """The recorded result of a completed receipt. Raises CorruptRecord where it cannot be read."""
-    payload = seen.record.result
-    try:
-        if payload is None:
-            raise ValueError("it has no result")
-        return payload.value()
-    except ValueError as error:
-        raise CorruptRecord(bucket, seen.record.key, seen.revision, f"result: {error}") from error

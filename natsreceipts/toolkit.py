@@ -7,9 +7,9 @@ import logging
 import os
 import re
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from natsreceipts._jetstream import BucketSpec, bind, opened
+from natsreceipts._jetstream import BucketSpec, bind, bind_objects, opened, provision_objects
 from natsreceipts._jetstream import provision as make
 from natsreceipts.attempts import Attempts
 from natsreceipts.background import Pulse, Stragglers
@@ -17,6 +17,7 @@ from natsreceipts.delivery import Delivery, JetStreamMessage, deliver
 from natsreceipts.errors import InvalidName, InvalidSetting
 from natsreceipts.identity import Digest, sha256_hex
 from natsreceipts.options import CallOptions
+from natsreceipts.payloads import PayloadStore
 from natsreceipts.receipts import ReceiptStore
 from natsreceipts.run import Executions, Run
 
@@ -93,6 +94,7 @@ async def connect(
     history: int = 8,
     retention: float = 0.0,
     lease: float = 30.0,
+    inline_limit: int = 256 * 1024,
     worker: str | None = None,
     connect_timeout: float = 5.0,
     **connection: Any,
@@ -103,7 +105,8 @@ async def connect(
     prefixes every bucket (``prod-receipts``). ``digest`` is how arguments are hashed, the same for every worker of
     a bucket. ``provision`` makes missing buckets, with ``replicas``, ``history`` (revisions kept of a key, at
     least 8) and ``retention`` (seconds until a receipt expires and its call can run again; 0: never); a bucket
-    that is there is never changed. ``lease``: seconds, the default of every call. ``worker`` names this worker in
+    that is there is never changed. ``lease``: seconds, the default of every call. ``inline_limit``: bytes of a record
+    above which its payloads move to the object store ``receipt-payloads``. ``worker`` names this worker in
     receipts, for people (``host/pid`` by default). ``connect_timeout``: seconds. Further keyword arguments go to
     nats-py's ``connect`` (``user``, ``password``, ``user_credentials``, ``tls``, …).
 
@@ -115,12 +118,17 @@ async def connect(
     options = CallOptions(lease=lease)
     if not callable(digest):
         raise InvalidSetting(f"digest={digest!r}: use sha256_hex or hmac_digest(secret)")
+    if isinstance(cast("object", inline_limit), bool) or inline_limit < 1024:
+        raise InvalidSetting(f"inline_limit={inline_limit!r}: use at least 1024 bytes")
+    payloads_name = f"{namespace}-receipt-payloads" if namespace else "receipt-payloads"
     bucket_name = f"{namespace}-receipts" if namespace else "receipts"
     async with opened(servers_or_client, connect_timeout=connect_timeout, options=connection) as link:
         if provision:
             spec = BucketSpec(bucket_name, replicas, history, retention)
             await make(link, spec, lease=options.lease, timeout=connect_timeout)
+            await provision_objects(link, spec._replace(name=payloads_name), timeout=connect_timeout)
         bucket, findings = await bind(link, bucket_name, lease=options.lease, timeout=connect_timeout)
+        objects = await bind_objects(link, payloads_name, timeout=connect_timeout)
         for finding in findings:
             _log.warning("bucket %s %s", bucket_name, finding.text)
         least = 30.0 if bucket.replicas > 1 else 10.0
@@ -130,7 +138,8 @@ async def connect(
                 options.lease,
                 least,
             )
-        attempts = Attempts(bucket, worker=worker or f"{socket.gethostname()}/{os.getpid()}")
+        payloads = PayloadStore(objects, inline_limit=inline_limit)
+        attempts = Attempts(bucket, payloads, worker=worker or f"{socket.gethostname()}/{os.getpid()}")
         toolkit = Toolkit(ReceiptStore(bucket, attempts), attempts, digest=digest, defaults={"lease": options.lease})
         try:
             yield toolkit

@@ -25,6 +25,7 @@ from natsreceipts.payload import normal_form, pack, unpack
 __all__ = [
     "ErrorInfo",
     "Holder",
+    "ObjectRef",
     "Payload",
     "ReceiptRecord",
     "ResolvedBy",
@@ -57,20 +58,32 @@ class _Wire(pydantic.BaseModel):
         return self.__pydantic_serializer__.to_json(self, by_alias=True, exclude_unset=True)
 
 
+class ObjectRef(_Wire):
+    """Where a payload is that was moved to the object store. ``size`` in bytes."""
+
+    name: str
+    digest: str
+    size: int
+
+
 class Payload(_Wire):
-    """A result, a step's output or stored arguments: exactly one of the two forms."""
+    """A result, a step's output or stored arguments: exactly one of the three forms."""
 
     json_value: Any = Field(default=None, alias="json")
     msgpack: str | None = None
+    object: ObjectRef | None = None
 
     @pydantic.model_validator(mode="after")
     def _one_form(self) -> Self:
-        if len(self.model_fields_set) != 1 or (self.msgpack is None and "msgpack" in self.model_fields_set):
-            raise ValueError("a payload has one of json and msgpack")
+        given = self.model_fields_set
+        if len(given) != 1 or (given != {"json_value"} and self.msgpack is None and self.object is None):
+            raise ValueError("a payload has one of json, msgpack and object")
         return self
 
     def value(self) -> Any:
-        """The recorded value. Raises ValueError where it cannot be read."""
+        """The recorded value. Raises ValueError where it is unreadable, or in the object store."""
+        if self.object is not None:
+            raise ValueError("it is in the object store")
         if self.msgpack is None:
             return self.json_value
         try:
@@ -161,7 +174,7 @@ class ReceiptRecord(_Wire):
     value: they are the server's timestamps of the revisions.
     """
 
-    v: Literal[1]
+    v: int = Field(ge=1, le=1)
     write: str
     status: Status
     tenant_id: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from natsreceipts._jetstream.bucket import JetStreamBucket
 from natsreceipts._jetstream.connection import Connection, opened
+from natsreceipts._jetstream.objects import JetStreamObjects
 from natsreceipts._jetstream.seam import (
     Accepted,
     Bucket,
@@ -11,12 +12,23 @@ from natsreceipts._jetstream.seam import (
     Conflict,
     Entry,
     Hint,
+    ObjectInfo,
+    Objects,
     Outcome,
     Refused,
     RivalInFlight,
     Unknown,
 )
-from natsreceipts._jetstream.settings import MIN_HISTORY, BucketSpec, Finding, bind, findings, provision
+from natsreceipts._jetstream.settings import (
+    MIN_HISTORY,
+    BucketSpec,
+    Finding,
+    bind,
+    bind_objects,
+    findings,
+    provision,
+    provision_objects,
+)
 
 __all__ = [
     "MIN_HISTORY",
@@ -30,12 +42,17 @@ __all__ = [
     "Finding",
     "Hint",
     "JetStreamBucket",
+    "JetStreamObjects",
+    "ObjectInfo",
+    "Objects",
     "Outcome",
     "Refused",
     "RivalInFlight",
     "Unknown",
     "bind",
+    "bind_objects",
     "findings",
     "opened",
     "provision",
+    "provision_objects",
 ]

@@ -120,6 +120,11 @@ class JetStreamBucket:
         self._direct_get = f"$JS.API.DIRECT.GET.{self._stream}."
         self._info = f"$JS.API.STREAM.INFO.{self._stream}"
 
+    @property
+    def max_payload(self) -> int:
+        """The connection's limit (see the seam)."""
+        return self._connection.max_payload
+
     async def put(self, key: str, value: bytes, *, expected: int, timeout: float) -> Outcome:
         """One fenced write, sent once (see the seam)."""
         if self._replaced is not None:

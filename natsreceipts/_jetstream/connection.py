@@ -74,7 +74,8 @@ class Connection:
         self._gathering: dict[str, Callable[[Reply], None]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._inbox: Subscription | None = None
-        self._denied: dict[str, PermissionDenied] = {}
+        self._denied: set[str] = set()
+        """Subjects, in the lower case in which nats-py hands the server's errors on."""
 
     async def open(self, *, timeout: float) -> None:
         """Subscribe to the inbox. Raises PermissionDenied where that is not allowed, Unreachable after ``timeout``.
@@ -88,9 +89,8 @@ class Connection:
             await self._client.flush(timeout=max(1, round(timeout)))
         except (TimeoutError, nats.errors.Error, OSError) as error:
             raise Unreachable(f"the NATS server did not answer within {timeout:.0f} s").because(error) from error
-        denied = self._denied.get(subject.lower()) or self._last_denied(subject)
-        if denied is not None:
-            raise denied
+        if subject.lower() in self._denied or self._last_denied(subject) is not None:
+            raise PermissionDenied("subscribe", subject)
 
     async def close(self) -> None:
         """Give up the inbox; requests in flight end as unreachable."""
@@ -260,17 +260,21 @@ class Connection:
             _log.debug("NATS connection: %s: %s", type(error).__name__, error)
             return
         verb, subject = _verb(match[1]), match[2]
-        denied = PermissionDenied(verb, subject)
-        if verb == "subscribe to":
-            self._denied[subject.lower()] = denied
-        _log.warning("NATS connection: %s", denied)
+        if verb == "subscribe":
+            self._denied.add(subject.lower())
+        _log.warning("NATS connection: %s", PermissionDenied(verb, subject))
         for waiting in self._waiting.values():
-            if not waiting.future.done() and verb == "publish to" and waiting.subject.lower() == subject.lower():
+            if not waiting.future.done() and verb == "publish" and waiting.subject.lower() == subject.lower():
                 waiting.future.set_exception(PermissionDenied(verb, waiting.subject))
 
 
 def _verb(operation: str) -> str:
-    return "publish to" if operation.lower() == "publish" else "subscribe to"
+    return "publish" if operation.lower() == "publish" else "subscribe"
+
+
+def _is_about_credentials(error: Exception | None) -> bool:
+    """A refused login drops the connection, so that later errors speak of the transport and hide the reason."""
+    return isinstance(error, nats.errors.AuthorizationError) or "authoriz" in str(error).lower()
 
 
 class _Callbacks:
@@ -280,7 +284,8 @@ class _Callbacks:
     last: Exception | None = None
 
     async def error(self, error: Exception) -> None:
-        self.last = error
+        if not _is_about_credentials(self.last):
+            self.last = error
         if self.connection is not None:
             await self.connection.on_error(error)
 

@@ -18,6 +18,8 @@ __all__ = [
     "Conflict",
     "Entry",
     "Hint",
+    "ObjectInfo",
+    "Objects",
     "Outcome",
     "Refused",
     "RivalInFlight",
@@ -92,6 +94,34 @@ class Clock(NamedTuple):
     leader_since: int
 
 
+class ObjectInfo(NamedTuple):
+    """What names an object: its name, its digest (``SHA-256=<base64url>``) and its size in bytes."""
+
+    name: str
+    digest: str
+    size: int
+
+
+class Objects(Protocol):
+    """An object store. Names are written once."""
+
+    @property
+    def name(self) -> str:
+        """The store's name, as the ``nats`` CLI knows it."""
+        ...
+
+    async def put(self, name: str, data: bytes, *, timeout: float) -> ObjectInfo:
+        """Store an object under a name that was never used before, ``timeout`` seconds for each chunk.
+
+        Raises Unreachable (what was stored is not readable under the name) or PermissionDenied.
+        """
+        ...
+
+    async def get(self, info: ObjectInfo, *, timeout: float) -> bytes | None:
+        """An object's bytes; None where it is gone or its digest is another. Raises Unreachable, PermissionDenied."""
+        ...
+
+
 class Hint(Protocol):
     """Says that something may have happened to a key. It may be silent for ever: a read is the truth."""
 
@@ -121,6 +151,11 @@ class Bucket(Protocol):
     @property
     def replicas(self) -> int:
         """How many servers hold the bucket."""
+        ...
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of headers and value that the server takes in one write."""
         ...
 
     async def put(self, key: str, value: bytes, *, expected: int, timeout: float) -> Outcome:

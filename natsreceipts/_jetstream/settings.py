@@ -12,6 +12,7 @@ from pydantic_core import from_json, to_json
 
 from natsreceipts._jetstream.bucket import JetStreamBucket, api_error
 from natsreceipts._jetstream.connection import Connection, NoResponders, NotSent
+from natsreceipts._jetstream.objects import JetStreamObjects
 from natsreceipts.errors import InvalidSetting, NotProvisioned, PermissionDenied, Unreachable
 
 if TYPE_CHECKING:
@@ -134,17 +135,53 @@ async def provision(connection: Connection, spec: BucketSpec, *, lease: float, t
     config = stream_config(spec)
     for finding in findings(config, lease=lease):
         raise InvalidSetting(f"bucket {spec.name!r}: {finding.text}")
+    await _create(connection, spec.name, config, timeout)
+
+
+async def _create(connection: Connection, bucket: str, config: dict[str, Any], timeout: float) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
-    subject = f"$JS.API.STREAM.CREATE.KV_{spec.name}"
+    subject = f"$JS.API.STREAM.CREATE.{config['name']}"
     while True:
-        error = api_error(await _api(connection, subject, config, spec.name, timeout))
+        error = api_error(await _api(connection, subject, config, bucket, timeout))
         if error is None or error.code == _NAME_IN_USE:
             return
         if error.code == 10008 and loop.time() < deadline:  # no meta leader yet, or not enough peers up
             await asyncio.sleep(0.1)
             continue
-        raise NotProvisioned(spec.name, f"could not be made: {error}").because(error) from error
+        raise NotProvisioned(bucket, f"could not be made: {error}").because(error) from error
+
+
+def objects_config(spec: BucketSpec) -> dict[str, Any]:
+    """The stream below an object store (ADR-20), which needs roll-ups; its horizon is the receipts' plus a day."""
+    return {
+        "name": f"OBJ_{spec.name}",
+        "subjects": [f"$O.{spec.name}.C.>", f"$O.{spec.name}.M.>"],
+        "retention": "limits",
+        "storage": "file",
+        "discard": "new",
+        "max_msgs": -1,
+        "max_bytes": -1,
+        "max_age": round((spec.retention + 86_400) * _NANOSECONDS) if spec.retention else 0,
+        "num_replicas": spec.replicas,
+        "allow_direct": True,
+        "allow_rollup_hdrs": True,
+    }
+
+
+async def bind_objects(connection: Connection, name: str, *, timeout: float) -> JetStreamObjects:
+    """The object store ``name``. Raises NotProvisioned where it is missing, Unreachable, PermissionDenied."""
+    error = api_error(await _api(connection, f"$JS.API.STREAM.INFO.OBJ_{name}", {}, name, timeout))
+    if error is not None:
+        if error.code == _STREAM_NOT_FOUND:
+            raise NotProvisioned(name).because(error) from error
+        raise Unreachable(f"object store {name!r} could not be looked at: {error}").because(error) from error
+    return JetStreamObjects(connection, name)
+
+
+async def provision_objects(connection: Connection, spec: BucketSpec, *, timeout: float) -> None:
+    """Make the object store unless it is there. Raises NotProvisioned where the server refuses it."""
+    await _create(connection, spec.name, objects_config(spec), timeout)
 
 
 async def _api(

@@ -1,0 +1,115 @@
+"""An object store (ADR-20) for payloads that are too large for a record, over raw JetStream requests.
+
+nats-py's own is not used: its ``get`` reads through a consumer that hangs if the stream vanishes, and its errors
+are nats-py's. What is written is what it, the ``nats`` CLI and the other clients read: chunks on one subject, and a
+meta message that is written last.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import from_json, to_json
+
+from natsreceipts._jetstream.bucket import api_error
+from natsreceipts._jetstream.connection import NoResponders, NotSent
+from natsreceipts._jetstream.seam import ObjectInfo
+from natsreceipts.errors import Unreachable
+
+if TYPE_CHECKING:
+    from natsreceipts._jetstream.connection import Connection, Reply
+
+__all__ = ["JetStreamObjects"]
+
+_CHUNK = 128 * 1024
+_PAGE = 32
+"""Chunks asked for in one request: 4 MiB."""
+_NO_MESSAGE = 10037
+
+
+class JetStreamObjects:
+    """One object store on one connection."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self.name = name
+        self._connection = connection
+        self._subject = f"$O.{name}"
+        self._direct_get = f"$JS.API.DIRECT.GET.OBJ_{name}"
+
+    async def put(self, name: str, data: bytes, *, timeout: float) -> ObjectInfo:
+        """Store an object under a name that was never used before (see the seam)."""
+        nuid = os.urandom(11).hex()
+        chunk_size = min(_CHUNK, self._connection.max_payload // 2)
+        chunks = range(0, len(data), chunk_size)
+        for start in chunks:
+            await self._publish(f"{self._subject}.C.{nuid}", data[start : start + chunk_size], timeout)
+        digest = "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
+        meta = {
+            "name": name,
+            "bucket": self.name,
+            "nuid": nuid,
+            "size": len(data),
+            "chunks": len(chunks),
+            "digest": digest,
+            "options": {"max_chunk_size": chunk_size},
+        }
+        await self._publish(self._meta(name), to_json(meta), timeout, {"Nats-Rollup": "sub"})
+        return ObjectInfo(name, digest, len(data))
+
+    async def get(self, info: ObjectInfo, *, timeout: float) -> bytes | None:
+        """An object's bytes; None where it is gone or is not what was stored (see the seam)."""
+        reply = await self._request(f"{self._direct_get}.{self._meta(info.name)}", b"", timeout)
+        if (reply.headers or {}).get("Status") == "404":
+            return None
+        try:
+            meta: dict[str, Any] = from_json(reply.data)
+            nuid = str(meta["nuid"])
+        except (ValueError, KeyError, TypeError):
+            return None
+        if meta.get("deleted") or meta.get("digest") != info.digest:
+            return None
+        data = bytearray()
+        sequence, whole = 0, False
+        while not whole:
+            query = {"seq": sequence + 1, "next_by_subj": f"{self._subject}.C.{nuid}", "batch": _PAGE}
+            replies = await self._ask_many(to_json(query), timeout)
+            end = replies.pop().headers or {}
+            for chunk in replies:
+                data += chunk.data
+                sequence = int((chunk.headers or {})["Nats-Sequence"])
+            whole = end.get("Nats-Num-Pending") == "0" or not replies
+        digest = "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
+        return bytes(data) if digest == info.digest else None
+
+    def _meta(self, name: str) -> str:
+        return f"{self._subject}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+    async def _publish(self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None) -> None:
+        reply = await self._request(subject, data, timeout, headers)
+        try:
+            error = api_error(from_json(reply.data))
+        except ValueError as unreadable:
+            raise Unreachable(f"object store {self.name!r} gave an answer that is no JSON").because(
+                unreadable
+            ) from unreadable
+        if error is not None:
+            raise Unreachable(f"object store {self.name!r} refused a payload: {error}").because(error) from error
+
+    async def _request(self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None) -> Reply:
+        try:
+            return await self._connection.request(subject, data, timeout=timeout, headers=headers)
+        except NotSent as error:
+            raise Unreachable(f"object store {self.name!r}: {error.cause}").because(error.cause) from error
+        except NoResponders as error:
+            raise Unreachable(f"no stream answers for object store {self.name!r} right now").because(error) from error
+
+    async def _ask_many(self, query: bytes, timeout: float) -> list[Reply]:
+        try:
+            return await self._connection.request_many(self._direct_get, query, timeout=timeout)
+        except NotSent as error:
+            raise Unreachable(f"object store {self.name!r}: {error.cause}").because(error.cause) from error
+        except NoResponders as error:
+            raise Unreachable(f"no stream answers for object store {self.name!r} right now").because(error) from error
