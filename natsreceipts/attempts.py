@@ -31,11 +31,14 @@ from natsreceipts.decision import (
     stricter,
 )
 from natsreceipts.errors import (
+    BucketReplaced,
     CallWithdrawn,
     CorruptRecord,
     NatsReceiptsError,
     NotClaimed,
+    NotProvisioned,
     NotRecorded,
+    PermissionDenied,
     Unreachable,
 )
 from natsreceipts.fence import (
@@ -215,7 +218,7 @@ class Attempts:
             )
         except NotWritten as failure:
             attempt.in_flight = None
-            if isinstance(failure.cause, NatsReceiptsError) and not isinstance(failure.cause, Unreachable):
+            if isinstance(failure.cause, PermissionDenied | NotProvisioned | BucketReplaced):
                 raise failure.cause from None
             raise NotClaimed(attempt.key, str(failure.cause)).because(failure.cause) from failure.cause
         except InDoubt as failure:

@@ -11,12 +11,15 @@ from natsreceipts.attempt import Attempt, Blocked, Judged, Resolution
 from natsreceipts.attempts import CLAIM_PATIENCE, Attempts
 from natsreceipts.decision import Ambiguous, Effect
 from natsreceipts.errors import (
+    BucketReplaced,
     CallInFlight,
     CorruptRecord,
     InvalidName,
     InvalidSetting,
     NatsReceiptsError,
+    NotProvisioned,
     NotResolvable,
+    PermissionDenied,
     StaleRevision,
     Unreachable,
     with_key,
@@ -206,7 +209,7 @@ class ReceiptStore:
         try:
             settled = await self._attempts.resolve(attempt, standing, resolution, pace)
         except NotWritten as failure:
-            if isinstance(failure.cause, NatsReceiptsError):
+            if isinstance(failure.cause, PermissionDenied | NotProvisioned | BucketReplaced):
                 raise with_key(failure.cause, attempt.key) from None
             raise Unreachable(f"{attempt.kv_key}: it was not settled: {failure}").because(
                 failure.cause
