@@ -129,12 +129,9 @@ class Attempts:
             raise CorruptRecord(self._bucket.name, seen.record.key, seen.revision, "it has no result")
         return await self._payloads.load(self._bucket.name, seen.record.key, seen.revision, payload)
 
-    async def look(self, attempt: Attempt, pace: Pace, *, leader: bool = True) -> Seen | None:
-        """The newest revision of the attempt's key. Raises as `get`."""
-        if leader:
-            entry = await newest(self._bucket, attempt.kv_key, pace)
-        else:
-            entry = await self._bucket.newest(attempt.kv_key, timeout=pace.next_try(), leader=False)
+    async def look(self, attempt: Attempt, pace: Pace) -> Seen | None:
+        """The newest revision of the attempt's key, from the leader. Raises as `get`."""
+        entry = await newest(self._bucket, attempt.kv_key, pace)
         return None if entry is None else seen_of(self._bucket.name, attempt.key, entry)
 
     async def prefetch(self, pattern: str, *, most_keys_bytes: tuple[int, int], pace: Pace) -> dict[str, Entry] | None:
@@ -150,15 +147,18 @@ class Attempts:
         return {entry.key: entry for entry in entries if len(entry.value) <= largest and not entry.erased}
 
     async def peek(self, key: ReceiptKey, pace: Pace) -> Entry | None:
-        """The newest entry that some replica has: good for a replay, since completed is final, and for nothing else."""
-        return await self._bucket.newest(key.kv_key, timeout=pace.next_try(), leader=False)
+        """The newest entry that some replica has: good for a replay, since completed is final, and for nothing else.
+
+        None also where such a read is not answered or not permitted: the claim decides.
+        """
+        try:
+            return await self._bucket.newest(key.kv_key, timeout=pace.next_try(), leader=False)
+        except (Unreachable, PermissionDenied):
+            return None
 
     async def _look_twice(self, attempt: Attempt, pace: Pace) -> Seen | None:
         """The newest revision: a completed one from any replica, which is cheaper, anything else from the leader."""
-        try:
-            entry = await self.peek(attempt.key, pace)
-        except Unreachable:
-            entry = None
+        entry = await self.peek(attempt.key, pace)
         if entry is not None and not entry.erased:
             seen = seen_of(self._bucket.name, attempt.key, entry)
             if seen.record.status == "completed":

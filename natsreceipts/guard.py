@@ -381,15 +381,13 @@ class Call:
         A replay may come from any replica, since completed is final; anything else is read again from the leader.
         """
         pace = self._store.pace(self._options.lease, patience=CLAIM_PATIENCE)
-        try:
-            if self._known is not None:
-                seen = seen_of(self._store.bucket.name, self.key, self._known)
-            else:
-                seen = await self._store.look(self._attempt, pace, leader=False)
-        except (Unreachable, ReceiptErased):
+        entry = self._known or await self._store.peek(self.key, pace)
+        if entry is None:
             return None
-        if seen is None or seen.record.status == "completed":
-            return seen
+        if not entry.erased:
+            seen = seen_of(self._store.bucket.name, self.key, entry)
+            if seen.record.status == "completed":
+                return seen
         return await self._store.look(self._attempt, pace)
 
     async def _replay(self, seen: Seen) -> None:

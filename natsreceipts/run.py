@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast, overload
 
 from natsreceipts.background import Pulse, Stragglers, see_through
 from natsreceipts.decision import Effect
-from natsreceipts.errors import CallInFlight, InvalidName, NatsReceiptsError, NoActiveRun, Unreachable
+from natsreceipts.errors import CallInFlight, InvalidName, NatsReceiptsError, NoActiveRun, with_key
 from natsreceipts.guard import Call, inside, recorded
 from natsreceipts.identity import Digest, ReceiptKey, args_hash, key_token
 from natsreceipts.options import CallOptions, takes_argument
@@ -222,8 +222,8 @@ class Run:
     async def _peek(self, key: ReceiptKey) -> Entry | None:
         try:
             return await self._store.peek(key, self._store.pace(30.0, patience=5.0))
-        except Unreachable:
-            return None
+        except NatsReceiptsError as error:
+            raise with_key(error, key)  # noqa: B904 - it is the same error
 
     @overload
     async def execute(

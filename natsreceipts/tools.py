@@ -7,7 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from natsreceipts.decision import Effect
-from natsreceipts.errors import InvalidSetting
+from natsreceipts.errors import InvalidName, InvalidSetting
 from natsreceipts.options import CallOptions
 from natsreceipts.run import current_run
 
@@ -32,11 +32,15 @@ class Tool(Generic[_P, _T]):
 
     def __init__(self, fn: Callable[_P, Any], *, name: str | None, options: dict[str, Any]) -> None:
         self.fn = fn
-        self.name = name or fn.__name__
+        self.name = name or getattr(fn, "__name__", "")
+        if not self.name:
+            raise InvalidSetting(f"{fn!r} has no name of its own: give it one with @tool(name=...)")
         self.options = options
         self.effect = CallOptions(**options).effect if "effect" in options else Effect.OPAQUE
         self._signature = inspect.signature(fn)
-        self._is_async = inspect.iscoroutinefunction(fn)
+        self._is_async = inspect.iscoroutinefunction(inspect.unwrap(fn)) or inspect.iscoroutinefunction(
+            getattr(fn, "__call__", None)  # noqa: B004 - whether an object's call is async, not whether it has one
+        )
         parameters = self._signature.parameters.values()
         kinds = {p.kind for p in parameters}
         if inspect.Parameter.VAR_KEYWORD in kinds and inspect.Parameter.POSITIONAL_ONLY in kinds:
@@ -52,7 +56,9 @@ class Tool(Generic[_P, _T]):
     def arguments(self, *args: _P.args, **kwargs: _P.kwargs) -> dict[str, Any]:
         """What identifies a call with these arguments: each by its name, defaults filled in.
 
-        A parameter named ``idempotency_key`` is not part of it. Raises TypeError as the function would.
+        The arguments of a parameter ``*rest`` are a list named ``*rest``, those of ``**more`` stand for themselves. A
+        parameter named ``idempotency_key`` is not part of it. Raises TypeError as the function would, and InvalidName
+        for a keyword that has the name of another argument.
         """
         if self._takes_key:
             kwargs.setdefault(_KEY_PARAMETER, "")
@@ -63,8 +69,13 @@ class Tool(Generic[_P, _T]):
             kind = self._signature.parameters[name].kind
             if name == _KEY_PARAMETER:
                 continue
-            if kind is inspect.Parameter.VAR_KEYWORD:
-                named.update(cast("dict[str, Any]", value))
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                named[f"*{name}"] = value
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                more = cast("dict[str, Any]", value)
+                if taken := named.keys() & more.keys():
+                    raise InvalidName("argument", min(taken), "it names two arguments of one call")
+                named.update(more)
             else:
                 named[name] = value
         return named
@@ -79,7 +90,8 @@ class Tool(Generic[_P, _T]):
                 given[_KEY_PARAMETER] = call.idempotency_key
             if self._is_async:
                 return await self.fn(*args, **given)
-            return await call.in_thread(functools.partial(self.fn, *args, **given))
+            made = await call.in_thread(functools.partial(self.fn, *args, **given))
+            return await cast("Awaitable[Any]", made) if inspect.isawaitable(made) else made
 
         return await run.execute(self.name, self.arguments(*args, **kwargs), execute, **self.options)
 
