@@ -91,7 +91,7 @@ class Tool(Generic[_P, _T]):
             if self._is_async:
                 return await self.fn(*args, **given)
             made = await call.in_thread(functools.partial(self.fn, *args, **given))
-            return await cast("Awaitable[Any]", made) if inspect.isawaitable(made) else made
+            return await made if inspect.isawaitable(made) else made
 
         return await run.execute(self.name, self.arguments(*args, **kwargs), execute, **self.options)
 
