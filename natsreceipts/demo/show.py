@@ -1,4 +1,4 @@
-"""The demo itself: jobs, workers, five kinds of moments to kill one in, and what became of the mails.
+"""The demo itself: jobs, workers, four kinds of moments to kill one in, and what became of the mails.
 
 Nothing here waits for a fixed time. A worker is killed from within the thing that it is waiting for: the inbox,
 which then never answers, or a proxy between it and NATS, which then never forwards what it had just sent. So each
