@@ -32,7 +32,7 @@ class Tool(Generic[_P, _T]):
 
     def __init__(self, fn: Callable[_P, Any], *, name: str | None, options: dict[str, Any]) -> None:
         self.fn = fn
-        self.name = name or getattr(fn, "__name__", "")
+        self.name: str = name or getattr(fn, "__name__", "")
         if not self.name:
             raise InvalidSetting(f"{fn!r} has no name of its own: give it one with @tool(name=...)")
         self.options = options
