@@ -203,7 +203,6 @@ async def test_a_bucket_as_it_should_be_is_not_warned_of(server, namespace, buck
     assert "9 s" in caplog.text
 
 
-@pytest.mark.xfail(strict=True, reason="the refusal of a claim is told by an error that is not public")
 async def test_a_full_bucket(server, namespace, nc, bucket):
     """A claim that is refused by the bucket's limits is not claimed, at once; a settle is not recorded."""
     await made(nc, namespace, max_msgs=3)

@@ -143,7 +143,6 @@ async def test_positional_only_and_variadic_arguments(run, log):
     assert [entry[0] for entry in log] == ["one", "one", "two", "two"]
 
 
-@pytest.mark.xfail(strict=True, reason="a keyword hides the variadic positional arguments")
 async def test_no_two_calls_of_variadic_tools_are_one(run, log):
     @tool
     async def both(*args, **kwargs):
@@ -191,8 +190,6 @@ async def test_a_sync_tools_errors(run, toolkit):
     assert (await toolkit.receipts.get(run.key("refused", {}))).status == "failed"
 
 
-@pytest.mark.xfail(strict=True, reason="what a plain function returns is not awaited")
-@pytest.mark.filterwarnings("ignore:coroutine")
 async def test_a_plain_function_that_returns_an_awaitable(run, log):
     """A decorator that is not async makes one of every async function."""
 
@@ -216,8 +213,6 @@ async def test_a_plain_function_that_returns_an_awaitable(run, log):
     assert log == ["traced", "a"]
 
 
-@pytest.mark.xfail(strict=True, reason="what a plain function returns is not awaited")
-@pytest.mark.filterwarnings("ignore:coroutine")
 async def test_a_callable_object_and_a_partial(run, log):
     class Sender:
         async def __call__(self, to):

@@ -1,0 +1,201 @@
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
+"""What the types of the public names promise. pyright checks this file in strict mode; nothing runs it.
+
+A comment that ignores an error is an assertion here: pyright complains where the error is not there.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any, assert_type
+
+import natsreceipts
+from natsreceipts import (
+    AmbiguousCall,
+    BucketReplaced,
+    Call,
+    CallInFlight,
+    CallTimedOut,
+    CorruptRecord,
+    Effect,
+    LeaseLost,
+    NatsReceiptsError,
+    NotApplied,
+    NotCanonical,
+    NotProvisioned,
+    NotRecorded,
+    PermissionDenied,
+    Receipt,
+    ReceiptError,
+    ReceiptKey,
+    ReceiptStore,
+    Run,
+    Toolkit,
+    Unreachable,
+    UnsupportedRecord,
+    tool,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class Mail:
+    """What a host's own function returns."""
+
+
+async def send(to: str) -> Mail:
+    """A function of the host's."""
+    return Mail()
+
+
+async def with_call(call: Call) -> int:
+    """A body that takes the call."""
+    assert_type(call.attempt, int)
+    assert_type(call.revision, int)
+    assert_type(call.idempotency_key, str)
+    assert_type(call.replayed, bool)
+    assert_type(call.lost, bool)
+    assert_type(call.key, ReceiptKey)
+    await call.renew()
+    return 1
+
+
+async def toolkits() -> None:
+    """connect, runs and calls."""
+    async with natsreceipts.connect("nats://127.0.0.1:4222", namespace="prod", provision=True, lease=30) as toolkit:
+        assert_type(toolkit, Toolkit)
+        assert_type(toolkit.receipts, ReceiptStore)
+        assert_type(toolkit.run("acme", "run-1"), Run)
+    async with natsreceipts.connect(["nats://a", "nats://b"]):
+        pass
+    natsreceipts.connect(17)  # pyright: ignore[reportArgumentType]
+
+
+async def execute(run: Run) -> None:
+    """`execute` returns what its function does."""
+    assert_type(await run.execute("send", {"to": "a"}, lambda: send("a")), Mail)
+    assert_type(await run.execute("send", {"to": "a"}, with_call, effect="idempotent", lease=10), int)
+    assert_type(await run.execute("send", [], with_call, distinct="x", effect=Effect.OPAQUE), int)
+    await run.execute("send", [], send)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    await run.execute("send", [], Mail)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    await run.execute(b"send", [], with_call)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    assert_type(run.key("send", {}), ReceiptKey)
+
+
+async def call(run: Run) -> None:
+    """`call` is a context manager around its body."""
+    async with run.call("send", {"to": "a"}, not_applied=(ValueError,), timeout=None) as guarded:
+        assert_type(guarded, Call)
+        assert_type(guarded.result, Any)
+        guarded.result = Mail()
+        guarded.attempt = 2  # pyright: ignore[reportAttributeAccessIssue]
+    async with run as entered:
+        assert_type(entered, Run)
+
+
+@tool
+async def asynchronous(to: str, *, times: int = 1) -> Mail:
+    """A tool without options."""
+    return Mail()
+
+
+@tool
+def synchronous(to: str) -> bytes:
+    """A tool that is not async."""
+    return to.encode()
+
+
+@tool(effect="idempotent", name="mail.send", lease=10)
+async def with_options(to: str, idempotency_key: str = "") -> list[int]:
+    """A tool with options."""
+    return [1]
+
+
+@tool(effect=Effect.READ)
+def synchronous_with_options(n: int) -> dict[str, int]:
+    """A tool with options that is not async."""
+    return {"n": n}
+
+
+async def tools() -> None:
+    """A tool keeps its parameters and its result."""
+    assert_type(await asynchronous("a", times=2), Mail)
+    assert_type(await synchronous("a"), bytes)
+    assert_type(await with_options("a"), list[int])
+    assert_type(await synchronous_with_options(n=1), dict[str, int])
+    assert_type(asynchronous.name, str)
+    assert_type(asynchronous.effect, Effect)
+    assert_type(asynchronous.arguments("a"), dict[str, Any])
+    await asynchronous(1)  # pyright: ignore[reportArgumentType]
+    await asynchronous("a", tries=1)  # pyright: ignore[reportCallIssue]
+    await synchronous()  # pyright: ignore[reportCallIssue]
+    await with_options("a", "b", "c")  # pyright: ignore[reportCallIssue]
+    await synchronous_with_options("1")  # pyright: ignore[reportArgumentType]
+
+
+async def reading(receipts: ReceiptStore, key: ReceiptKey) -> None:
+    """Receipts as they stand."""
+    receipt = await receipts.get(key)
+    assert_type(receipt, Receipt | None)
+    assert_type(await receipts.get(key.kv_key), Receipt | None)
+    if receipt is not None:
+        assert_type(receipt.key, ReceiptKey)
+        assert_type(receipt.kv_key, str)
+        assert_type(receipt.revision, int)
+        assert_type(receipt.attempts, int)
+        assert_type(receipt.updated, dt.datetime)
+        assert_type(receipt.effect, Effect | None)
+        assert_type(receipt.result, Any)
+        receipt.revision = 3  # pyright: ignore[reportAttributeAccessIssue]
+    assert_type(await receipts.history(key), list[Receipt])
+    listed: AsyncIterator[Receipt] = receipts.list(tenant="acme", status="ambiguous")
+    async for one in listed:
+        assert_type(one, Receipt)
+    receipts.list(status="done")  # pyright: ignore[reportArgumentType]
+    assert_type(await receipts.resolve(key, revision=1, not_applied=True, by="ann", reason="asked"), Receipt)
+
+
+def keys() -> None:
+    """Identity."""
+    key = ReceiptKey("acme", "run-1", "send", natsreceipts.args_hash({"a": 1}))
+    assert_type(key.string, str)
+    assert_type(key.kv_key, str)
+    assert_type(key.idempotency_key, str)
+    assert_type(natsreceipts.canonical_json([1]), str)
+
+
+def errors(error: NatsReceiptsError) -> None:
+    """The fields that a host reads."""
+    match error:
+        case CallInFlight():
+            assert_type(error.retry_after, float)
+        case AmbiguousCall():
+            assert_type(error.model_text, str)
+            assert_type(error.revision, int)
+            assert_type(error.attempts, int)
+        case LeaseLost() | NotRecorded():
+            assert_type(error.result, object)
+            assert_type(error.has_result, bool)
+        case CallTimedOut():
+            timed_out: TimeoutError = error
+            assert_type(timed_out.__cause__, BaseException | None)
+            assert_type(error.timeout, float)
+        case CorruptRecord():
+            assert_type(error.bucket, str)
+            assert_type(error.revision, int)
+            assert_type(error.reason, str)
+        case UnsupportedRecord():
+            assert_type(error.version, object)
+        case ReceiptError():
+            assert_type(error.key, ReceiptKey | str)
+        case Unreachable() | PermissionDenied() | BucketReplaced():
+            assert_type(error.key, ReceiptKey | str | None)
+        case NotProvisioned():
+            assert_type(error.bucket, str)
+        case NotCanonical():
+            assert_type(error.path, str)
+        case NotApplied():
+            raise error
+        case _:
+            pass
