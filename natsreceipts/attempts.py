@@ -414,8 +414,8 @@ class Attempts:
                 attempt.running = True
             else:
                 attempt.found(seen_of(self._bucket.name, attempt.key, outcome.entry).record, outcome.revision)
-            # What was read back in a doubt may be an older write of this attempt, without the step.
-            if attempt.running and (step is None or step.keys() <= (attempt.held.steps or {}).keys()):
+            # What was read back in a doubt may be an older write of this attempt, from which the lease already runs.
+            if attempt.running and attempt.held.write == write.nonce:
                 attempt.sent = outcome.sent
                 return None
 
