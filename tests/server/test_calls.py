@@ -569,6 +569,47 @@ async def test_not_applied_speaks_only_for_the_innermost_call(run, toolkit):
     assert (receipt.status, receipt.error.not_applied) == ("ambiguous", False)
 
 
+@pytest.mark.xfail(strict=True, reason="who joined an execution is not who the error is known to have left")
+@pytest.mark.parametrize("first", ["outer", "nobody"])
+async def test_a_shared_inner_calls_not_applied_speaks_for_neither_outer_call(run, toolkit, first):
+    """Two outer calls share the execution of an inner one, which says that it was not applied."""
+    inner = Effect(NotApplied("refused"), hold=True)
+
+    async def outer():
+        return await run.execute("inner", ARGS, inner)
+
+    if first == "outer":
+        one = asyncio.create_task(run.execute("one", ARGS, outer))
+    else:
+        one = asyncio.create_task(run.execute("inner", ARGS, inner))
+    await inner.started.wait()
+    joining = asyncio.Event()
+
+    async def joined():
+        joining.set()
+        return await outer()
+
+    other = asyncio.create_task(run.execute("other", ARGS, joined))
+    await joining.wait()
+    await asyncio.sleep(0)
+    inner.go.set()
+    assert [type(e) for e in await asyncio.gather(one, other, return_exceptions=True)] == [NotApplied] * 2
+    assert inner.entered == 1
+    assert (await toolkit.receipts.get(run.key("inner", ARGS))).status == "failed"
+    assert (await toolkit.receipts.get(run.key("other", ARGS))).status == "ambiguous"
+    if first == "outer":
+        assert (await toolkit.receipts.get(run.key("one", ARGS))).status == "ambiguous"
+
+
+async def test_an_error_that_is_raised_twice_speaks_twice(run, toolkit):
+    """A host may keep one instance and raise it whenever that is so."""
+    refused = NotApplied("always")
+    for n in range(2):
+        with pytest.raises(NotApplied):
+            await run.execute("send", [n], Effect(refused))
+        assert (await toolkit.receipts.get(run.key("send", [n]))).status == "failed"
+
+
 async def test_not_applied_from_a_replayed_or_read_inner_call(run, toolkit):
     async def outer():
         async with run.call("look", ARGS, effect="read"):
