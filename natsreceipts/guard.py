@@ -220,7 +220,10 @@ class Call:
     @result.setter
     def result(self, value: object) -> None:
         if self.replayed:
-            raise ResultNotSet(self.key, status="completed, so its recorded result stands: check call.replayed first")
+            raise InvalidSetting(
+                f"{self.key.kv_key}: the result of this call was replayed and stands; look at call.replayed before "
+                f"setting call.result"
+            )
         self._result = value
 
     def _one_write(self) -> asyncio.Lock:

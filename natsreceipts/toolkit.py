@@ -77,7 +77,8 @@ class Toolkit:
         it when the body ends well, and gives it back when it raises, which it lets through: with the delay that
         CallInFlight names; with a long and growing one (30 s, doubling, at most an hour) on AmbiguousCall and
         whatever else needs a person, so that the turn goes on once that is settled (``terminate=True`` gives such
-        a message up instead); at once on the host's own errors. In a redelivery calls read their receipt before
+        a message up instead); after a second, doubling up to a minute, on the host's own errors; at once when it is
+        cancelled. In a redelivery calls read their receipt before
         they claim.
         """
         return deliver(msg, terminate=terminate, progress=progress)
