@@ -43,7 +43,7 @@ from natsreceipts.fence import InDoubt, NotWritten
 from natsreceipts.options import CallOptions, adapter_of, takes_argument
 from natsreceipts.payload import NotEncodable
 from natsreceipts.seen import Seen, seen_of
-from natsreceipts.wire import Payload, ResolvedBy, encode_payload, error_info
+from natsreceipts.wire import Payload, ResolvedBy, encode_payload, error_info, quick_result
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -82,6 +82,9 @@ async def recorded(store: Attempts, key: ReceiptKey, options: CallOptions, entry
     """
     if options.effect is Effect.READ or entry.erased:
         return False, None
+    plainly, result = quick_result(key, entry.value)
+    if plainly:
+        return True, _typed(key, options, result)
     seen = seen_of(store.bucket.name, key, entry)
     if seen.record.status != "completed":
         return False, None

