@@ -7,7 +7,15 @@ import json
 import pytest
 from support import Effect, bucket_of, lax_bucket, put, record_of, redelivery, revisions, stored, toolkit_of
 
-from natsreceipts import AmbiguousCall, CallInFlight, CorruptRecord, NotRecorded, ReceiptErased, UnsupportedRecord
+from natsreceipts import (
+    AmbiguousCall,
+    CallInFlight,
+    CallWithdrawn,
+    CorruptRecord,
+    NotRecorded,
+    ReceiptErased,
+    UnsupportedRecord,
+)
 
 ARGS = {"to": "a@b.c"}
 
@@ -292,6 +300,41 @@ async def test_a_claim_drops_what_the_last_attempt_said(run, key, nc, namespace)
     (claim,) = seen
     assert not {"error", "resolved", "result"} & set(claim)
     assert (claim["steps"], claim["effect"], claim["attempts"]) == ({"a": {"json": 1}}, "resumable", 2)
+
+
+# Withdrawn by a wake
+
+
+def withdrawn(key, **fields):
+    record = record_of(key, status="withdrawn", attempts=0) | fields
+    return {name: value for name, value in record.items() if name not in ("effect", "leaseMs", "holder")}
+
+
+@pytest.mark.parametrize("kind", ["opaque", "idempotent"])
+async def test_a_withdrawn_call_is_refused(run, key, nc, namespace, kind):
+    await put(nc, namespace, key, withdrawn(key, fences={"s1": 17}))
+    await refused(run, CallWithdrawn, effect=kind)
+    assert len(await revisions(nc, namespace, key)) == 1
+
+
+@pytest.mark.parametrize("status", ["failed", "ambiguous", "running"])
+async def test_a_fenced_call_is_refused(run, key, nc, namespace, status):
+    error = {"type": "X", "message": "m", "notApplied": True}
+    await put(nc, namespace, key, record_of(key, status=status, fences={"s1": 17}, error=error))
+    await refused(run, CallWithdrawn)
+    assert len(await revisions(nc, namespace, key)) == 1
+
+
+async def test_a_fenced_call_that_is_completed_is_replayed(run, key, nc, namespace):
+    await put(nc, namespace, key, record_of(key, status="completed", fences={"s1": 17}, result={"json": 3}))
+    assert await run.execute("send", ARGS, Effect("wrong")) == 3
+
+
+async def test_a_withdrawn_record_without_fences_is_as_absent(run, key, nc, namespace):
+    await put(nc, namespace, key, withdrawn(key))
+    assert await run.execute("send", ARGS, Effect()) == "done"
+    record = await stored(nc, namespace, key)
+    assert (record["attempts"], record.get("open", False)) == (1, False)
 
 
 async def test_a_lease_of_many_years(run, key, nc, namespace):
