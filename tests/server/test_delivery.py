@@ -201,13 +201,41 @@ async def test_a_withdrawn_call_comes_back_with_the_growing_delay(toolkit):
     assert delays == sorted(set(delays))
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt(), ValueError()], ids=_name)
-async def test_everything_else_comes_back_at_once(toolkit, error):
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt()], ids=_name)
+async def test_a_worker_that_goes_down_gives_it_back_at_once(toolkit, error):
     message = Message(5)
     with pytest.raises(type(error)):
         async with toolkit.delivery(message, terminate=True):
             raise error
     assert message.calls == [("nak", None)]
+
+
+async def test_the_hosts_own_error_comes_back_and_is_never_given_up(toolkit):
+    delays = []
+    for number in range(1, 30):
+        message = Message(number)
+        with pytest.raises(ValueError, match="own"):
+            async with toolkit.delivery(message, terminate=True):
+                raise ValueError("the host's own")
+        ((verb, delay),) = message.calls
+        assert verb == "nak"
+        delays.append(delay or 0.0)
+    assert delays == sorted(delays)
+    assert delays[0] <= 5
+    assert delays[-1] <= 3600
+
+
+async def test_an_acknowledgement_that_fails(toolkit):
+    """The turn ended well: a redelivery replays it, and its body is not told of an error."""
+    message = Message()
+
+    async def failing():
+        raise ConnectionError
+
+    message.ack = failing
+    async with toolkit.delivery(message):
+        pass
+    assert message.calls == []
 
 
 async def test_an_ambiguous_call_ends_a_message_when_told_to(toolkit, run, following, nc, namespace):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import functools
 import threading
 
 import pytest
-from support import Effect, stored, toolkit_of
+from support import Effect, settled_as, stored, toolkit_of
 
 from natsreceipts import (
     AmbiguousCall,
@@ -364,6 +365,41 @@ async def test_a_sync_tool_that_is_cancelled(run, toolkit, kind, status):
         with pytest.raises(asyncio.CancelledError):
             await task
         await asyncio.to_thread(ended.wait, 10)
+
+
+@pytest.mark.xfail(strict=True, reason="a function that waits for a thread starts although its call was cancelled")
+@pytest.mark.parametrize("kind", ["opaque", "idempotent"])
+async def test_a_sync_tool_that_is_cancelled_before_a_thread_was_free(run, toolkit, log, kind):
+    """It has not begun, so it must not begin after its caller was told that it is cancelled."""
+    loop = asyncio.get_running_loop()
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    loop.set_default_executor(pool)
+    go = threading.Event()
+
+    @tool(effect=kind)
+    def work():
+        log.append("entered")
+
+    async def turn():
+        async with run:
+            await work()
+
+    try:
+        pool.submit(go.wait, 10)  # the only thread is busy
+        task = asyncio.create_task(turn())
+        await settled_as(toolkit, run.key("work", {}), "running")
+        task.cancel()
+        await asyncio.sleep(0)
+        if kind == "idempotent":
+            await asyncio.sleep(0.1)
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        pool.submit(lambda: None).result(10)  # whatever was queued has run by now
+        assert log == []
+    finally:
+        go.set()
+        await loop.shutdown_default_executor()
 
 
 async def test_a_result_of_a_tool_that_cannot_be_recorded(run):
