@@ -59,9 +59,11 @@ from natsreceipts.wire import (
     Holder,
     Payload,
     ReceiptRecord,
+    Recorded,
     Status,
     fresh_body,
     fresh_receipt,
+    quick_result,
     read_receipt,
 )
 
@@ -156,22 +158,14 @@ class Attempts:
         except (Unreachable, PermissionDenied):
             return None
 
-    async def _look_twice(self, attempt: Attempt, pace: Pace) -> Seen | None:
-        """The newest revision: a completed one from any replica, which is cheaper, anything else from the leader."""
-        entry = await self.peek(attempt.key, pace)
-        if entry is not None and not entry.erased:
-            seen = seen_of(self._bucket.name, attempt.key, entry)
-            if seen.record.status == "completed":
-                return seen
-        return await self.look(attempt, pace)
-
     # ------------------------------------------------------------------ claiming
 
-    async def claim(self, attempt: Attempt, seen: Seen | None, pace: Pace) -> Blocked | None:
+    async def claim(self, attempt: Attempt, seen: Seen | None, pace: Pace) -> Blocked | Recorded | None:
         """Claim the call, going out from what was ``seen`` (None: nothing, so claim first and read when refused).
 
-        None: the attempt holds the call. Raises NotClaimed and what `get` raises; nothing of ours stays behind
-        that this process would not recognise as given up.
+        None: the attempt holds the call. `Recorded`: it was completed, which may be any replica's word. Raises
+        NotClaimed and what `get` raises; nothing of ours stays behind that this process would not recognise as given
+        up.
         """
         while True:
             if seen is None:
@@ -186,6 +180,11 @@ class Attempts:
             outcome = await self._send_claim(attempt, write, pace)
             if isinstance(outcome, Landed):
                 return None
+            if seen is None and outcome.entry is None:
+                entry = await self.peek(attempt.key, pace)
+                recorded = quick_result(attempt.key, entry.revision, entry.value) if entry else None
+                if recorded is not None:
+                    return recorded
             try:
                 seen = await self._look_past(attempt, write.expected, pace, outcome.entry)
             except InDoubt as failure:
@@ -193,7 +192,7 @@ class Attempts:
 
     async def _look_past(self, attempt: Attempt, revision: int, pace: Pace, entry: Entry | None = None) -> Seen:
         """What overtook a write on ``revision``. A read that does not show it is stale, so it is read again."""
-        seen = seen_of(self._bucket.name, attempt.key, entry) if entry else await self._look_twice(attempt, pace)
+        seen = seen_of(self._bucket.name, attempt.key, entry) if entry else await self.look(attempt, pace)
         while seen is None or seen.revision <= revision:
             if pace.over:
                 raise InDoubt(Unreachable("the server refused a write as overtaken, and reads do not show by what"))

@@ -43,7 +43,7 @@ from natsreceipts.fence import InDoubt, NotWritten
 from natsreceipts.options import CallOptions, adapter_of, takes_argument
 from natsreceipts.payload import NotEncodable
 from natsreceipts.seen import Seen, seen_of
-from natsreceipts.wire import Payload, ResolvedBy, encode_payload, error_info, quick_result
+from natsreceipts.wire import Payload, Recorded, ResolvedBy, encode_payload, error_info, quick_result
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -82,9 +82,9 @@ async def recorded(store: Attempts, key: ReceiptKey, options: CallOptions, entry
     """
     if options.effect is Effect.READ or entry.erased:
         return False, None
-    plainly, result = quick_result(key, entry.value)
-    if plainly:
-        return True, _typed(key, options, result)
+    quick = quick_result(key, entry.revision, entry.value)
+    if quick is not None:
+        return True, _typed(key, options, quick.result)
     seen = seen_of(store.bucket.name, key, entry)
     if seen.record.status != "completed":
         return False, None
@@ -372,6 +372,9 @@ class Call:
                 if self._in_time() or await self._licensed():
                     return
                 seen = await store.look(attempt, pace)
+            elif isinstance(blocked, Recorded):
+                self._take(blocked)
+                return
             elif isinstance(blocked.decision, Replay):
                 await self._replay(blocked.seen)
                 return
@@ -397,9 +400,13 @@ class Call:
         return await self._store.look(self._attempt, pace)
 
     async def _replay(self, seen: Seen) -> None:
-        self._result = _typed(self.key, self._options, await self._store.load(seen, seen.record.result))
-        self._revision = seen.revision
-        self._number = seen.record.attempts
+        result = await self._store.load(seen, seen.record.result)
+        self._take(Recorded(result, seen.record.attempts, seen.revision))
+
+    def _take(self, recorded: Recorded) -> None:
+        self._result = _typed(self.key, self._options, recorded.result)
+        self._revision = recorded.revision
+        self._number = recorded.attempts
         self.replayed = True
 
     def _in_time(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 from functools import lru_cache
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import pydantic
 from pydantic import ConfigDict, Field
@@ -28,6 +28,7 @@ __all__ = [
     "ObjectRef",
     "Payload",
     "ReceiptRecord",
+    "Recorded",
     "ResolvedBy",
     "Status",
     "encode_payload",
@@ -245,10 +246,18 @@ def read_receipt(bucket: str, key: ReceiptKey | str, revision: int, value: bytes
     return record
 
 
-def quick_result(key: ReceiptKey, value: bytes) -> tuple[bool, Any]:
-    """Whether a record plainly holds this call's result in JSON, and that result.
+class Recorded(NamedTuple):
+    """A completed call's result, of which attempt, and under which revision."""
 
-    For replays of many calls: a fifth of what `read_receipt` costs. False says nothing: read it in full.
+    result: Any
+    attempts: int
+    revision: int
+
+
+def quick_result(key: ReceiptKey, revision: int, value: bytes) -> Recorded | None:
+    """The result of a record that plainly holds this call's, in JSON.
+
+    For replays: a fifth of what `read_receipt` costs. None says nothing: read it in full.
     """
     try:
         record = from_json(value)
@@ -261,11 +270,13 @@ def quick_result(key: ReceiptKey, value: bytes) -> tuple[bool, Any]:
             and record["toolName"] == key.tool
             and record["runId"] == key.run
             and record["tenantId"] == key.tenant
+            and type(record["attempts"]) is int
+            and record["attempts"] > 0
             and len(result) == 1
         )
-        return (True, result["json"]) if plainly else (False, None)
+        return Recorded(result["json"], record["attempts"], revision) if plainly else None
     except (ValueError, KeyError, TypeError):
-        return False, None
+        return None
 
 
 def _version(value: bytes) -> object:
