@@ -25,6 +25,7 @@ from natsreceipts import (
     BucketReplaced,
     CallInFlight,
     LeaseLost,
+    NotApplied,
     NotClaimed,
     NotProvisioned,
     NotRecorded,
@@ -150,6 +151,71 @@ async def test_a_ghost_that_lands_before_it_is_sent_again(far, proxy, namespace,
     assert records[-1]["status"] == "completed"
     assert {record["attempts"] for record in records} == {1}
     assert effect.entered == 1
+
+
+@pytest.mark.parametrize("stage", ["claim", "heartbeat", "completed", "failed", "ambiguous"])
+async def test_a_second_send_that_is_refused_because_the_first_one_landed(far, proxy, namespace, nc, stage):
+    """In doubt, looked for, not found, landed after all, sent again: refused with 10071, which is no defeat."""
+    run = far.run("acme", "run-1")
+    key = run.key("send", ARGS)
+    ghost = proxy.delay(is_write(namespace, stage))
+    effect = Effect(7, hold=True)
+    if stage in ("failed", "ambiguous"):
+        effect.result = ValueError("the body's own")
+    kind = "idempotent" if stage == "failed" else "opaque"
+    task = asyncio.create_task(run.execute("send", ARGS, effect, effect=kind))
+    if stage != "claim":
+        await effect.started.wait()
+    if stage not in ("claim", "heartbeat"):
+        effect.go.set()
+    await ghost.hit()
+    await proxy.observe(f"$JS.API.STREAM.MSG.GET.KV_{bucket_of(namespace)}").hit()
+    await proxy.stall("to_server")  # the second send waits in the proxy
+    assert b'"seq"' in (await ghost.release()).payload
+    await proxy.resume("to_server")
+    effect.go.set()
+    if stage in ("failed", "ambiguous"):
+        with pytest.raises(ValueError, match="own"):
+            await task
+    else:
+        assert await task == 7
+    records = await revisions(nc, namespace, key)
+    assert records[-1]["status"] == (stage if stage in ("failed", "ambiguous") else "completed")
+    assert {record["attempts"] for record in records} == {1}
+    assert effect.entered == 1
+    assert len({record["write"] for record in records}) == len(records)
+
+
+@pytest.mark.parametrize("fault", ["drop_answer", "cut_after_store", "drop", "delay"])
+@pytest.mark.parametrize("kind", ["opaque", "idempotent", "not applied"])
+async def test_an_error_whose_settle_is_lost(far, proxy, namespace, nc, fault, kind):
+    """The caller gets the body's own error, and never word of a call that it has not lost."""
+    run = far.run("acme", "run-1")
+    key = run.key("send", ARGS)
+    status = "ambiguous" if kind == "opaque" else "failed"
+    rule = getattr(proxy, fault)(is_write(namespace, status))
+    error = NotApplied("refused") if kind == "not applied" else ValueError("the body's own")
+    with pytest.raises(type(error)) as caught:
+        await run.execute("send", ARGS, Effect(error), effect="idempotent" if kind == "idempotent" else "opaque")
+    assert caught.value is error
+    await rule.hit()
+    records = await revisions(nc, namespace, key)
+    assert [record["status"] for record in records] == ["running", status]
+    assert records[-1]["error"]["notApplied"] == (kind == "not applied")
+
+
+async def test_a_lost_settle_that_was_followed_at_once(far, proxy, server, namespace, nc):
+    """It landed as failed, another attempt was granted on it and completed: still it had landed."""
+    run = far.run("acme", "run-1")
+    lost = proxy.drop_answer(is_write(namespace, "failed"))
+    task = asyncio.create_task(run.execute("send", ARGS, Effect(ValueError("mine")), effect="idempotent"))
+    await lost.answered()
+    async with toolkit_of(server.url, namespace) as other:
+        assert await other.run("acme", "run-1").execute("send", ARGS, Effect("theirs"), effect="idempotent") == "theirs"
+    with pytest.raises(ValueError, match="mine"):
+        await task
+    records = await revisions(nc, namespace, run.key("send", ARGS))
+    assert [r["status"] for r in records] == ["running", "failed", "running", "completed"]
 
 
 async def test_an_answer_that_comes_late_is_no_licence(far, proxy, namespace, nc):
