@@ -24,7 +24,7 @@ class Blocked(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """An ambiguous record that stands under ``revision``."""
+    """A record that a judge or a resolver wrote or found, under ``revision``."""
 
     record: ReceiptRecord
     revision: int
@@ -106,6 +106,7 @@ class Attempt:
         "revision",
         "running",
         "sent",
+        "settling",
         "token",
     )
 
@@ -132,6 +133,8 @@ class Attempt:
         self.body: bytes | None = None
         """The common fields of a fresh call's records, as long as nothing else touched them."""
         self.in_flight: Write | None = None
+        self.settling: Ending | None = None
+        """What the write in flight says of the attempt's end."""
         self.overshadowed = False
         """Whether the record became opaque since the claim, over an earlier attempt that may have had its effect."""
         self._held: Write | ReceiptRecord | None = None

@@ -432,7 +432,7 @@ class Attempts:
                 write = self._ended(attempt, ending)
                 if len(write.value) > self._inline_limit:
                     write = await self._fitted(attempt, write, pace)
-                attempt.in_flight = write
+                attempt.in_flight, attempt.settling = write, ending
             try:
                 outcome = await report(
                     self._bucket,
@@ -454,7 +454,9 @@ class Attempts:
             attempt.in_flight = None
             if isinstance(outcome, Landed):
                 attempt.wrote(write, outcome.revision)
-                return None
+                if attempt.settling == ending:
+                    return None
+                continue  # that was an earlier word on this attempt (ambiguous, over its thread); now the last one
             seen = await self._look_past(attempt, write.expected, pace)
             if self._completed_by(attempt, seen) and not self.resolved_for(attempt, seen):
                 attempt.found(seen.record, seen.revision)
@@ -566,8 +568,8 @@ class Attempts:
             return None
         return Judged(judged, outcome.revision)
 
-    async def resolve(self, attempt: Attempt, standing: Judged, resolution: Resolution, pace: Pace) -> int | None:
-        """Settle a call from outside, on the revision that was looked at. The new revision; None: it had moved.
+    async def resolve(self, attempt: Attempt, standing: Judged, resolution: Resolution, pace: Pace) -> Judged | None:
+        """Settle a call from outside, on the revision that was looked at. What stands then; None: it had moved.
 
         The holder stays on record, so that an attempt that comes back late recognises what became of its call.
         Raises `NotWritten` and `InDoubt`.
@@ -593,7 +595,7 @@ class Attempts:
             is_this_write=partial(self._wrote, attempt.key, write.nonce),
             pace=pace,
         )
-        return outcome.revision if isinstance(outcome, Landed) else None
+        return Judged(write.record, outcome.revision) if isinstance(outcome, Landed) else None
 
     # ------------------------------------------------------------------ settles that stayed unknown
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
-__all__ = ["Pulse", "Stragglers", "all_done", "see_through"]
+__all__ = ["Gate", "Pulse", "Stragglers", "all_done", "see_through"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -40,6 +41,29 @@ async def see_through(work: Coroutine[Any, Any, _T], *, within: float | None) ->
     if task.cancelled():
         raise TimeoutError
     return task.result()
+
+
+class Gate:
+    """Between a caller that may be cancelled and the thread that is to do its work: exactly one of them passes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = False
+
+    def passed(self, work: Callable[[], _T]) -> _T:
+        """In the thread: do the work, unless the gate was shut before."""
+        if not self._take():
+            raise TimeoutError("cancelled before a thread was free")
+        return work()
+
+    def shut(self) -> bool:
+        """In the caller: whether the work has not begun, and now never will."""
+        return self._take()
+
+    def _take(self) -> bool:
+        with self._lock:
+            taken, self._taken = self._taken, True
+        return not taken
 
 
 class Heart(Protocol):

@@ -16,7 +16,7 @@ import pydantic
 
 from natsreceipts.attempt import Attempt, Blocked, Ending, Lost, Resolution
 from natsreceipts.attempts import CLAIM_PATIENCE, Attempts
-from natsreceipts.background import Pulse, Stragglers, all_done, see_through
+from natsreceipts.background import Gate, Pulse, Stragglers, all_done, see_through
 from natsreceipts.decision import Effect, Landed, NotLanded, Replay, Unknown, Verdict, Wait
 from natsreceipts.errors import (
     AmbiguousCall,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from natsreceipts._jetstream import Entry
     from natsreceipts.identity import ReceiptKey
 
-__all__ = ["Call", "inside", "recorded"]
+__all__ = ["Call", "inside", "mark_left", "recorded"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -100,6 +100,17 @@ def _typed(key: ReceiptKey, options: CallOptions, value: Any) -> Any:
         raise ResultTypeMismatch(key, str(error), result=value) from error
 
 
+def mark_left(error: BaseException, outside: _Bodies | None = None) -> None:
+    """Note that an exception left a guarded call, into the bodies around it (by default those of the calling code).
+
+    The last 64 are enough: a mark is looked at on the way out, and only an exception that is raised again and again
+    collects more.
+    """
+    bodies = outside if outside is not None else _entered.get()
+    if bodies is not None:
+        error.__dict__[_LEFT] = (*error.__dict__.get(_LEFT, ()), bodies)[-64:]
+
+
 def inside(key: ReceiptKey) -> bool:
     """Whether the calling code runs inside the body of this very call."""
     body = _entered.get()
@@ -131,6 +142,7 @@ class Call:
         "_interrupted_by",
         "_known",
         "_lock",
+        "_never_started",
         "_number",
         "_options",
         "_outside",
@@ -173,6 +185,7 @@ class Call:
         self._pulse = pulse
         self._stragglers = stragglers
         self._thread: asyncio.Future[Any] | None = None
+        self._never_started = False
         self._options = options
         self._known = known
         self._read_first = read_first
@@ -308,11 +321,15 @@ class Call:
         thread's end is still recorded as a late completion (the toolkit waits for it at its end); a call that can
         be resumed is not settled before its thread ends. Raises what ``fn`` raises.
         """
-        loop = asyncio.get_running_loop()
-        thread = loop.run_in_executor(None, copy_context().run, fn)
+        gate = Gate()
+        context = copy_context()
+        thread = asyncio.get_running_loop().run_in_executor(None, lambda: context.run(gate.passed, fn))
         try:
             return await asyncio.shield(thread)
         except asyncio.CancelledError:
+            if gate.shut():
+                self._never_started = True  # it was waiting for a free thread, and will find the gate shut
+                raise
             self._thread = thread
             if self._guarded and self._attempt.held.effect is not Effect.OPAQUE:
                 await see_through(all_done({thread}), within=None)
@@ -485,11 +502,15 @@ class Call:
         verify = self._options.verify
         if verify is None:
             return Unknown(), None
+        outside = _entered.get()
+        _entered.set((self.key, outside))  # a verifier that makes this call again is told so, as a body is
         try:
             verdict = await (verify(self) if takes_argument(verify) else verify())
         except Exception as error:  # noqa: BLE001 - a verifier that fails does not know
             _log.warning("%s: the verifier failed: %s", self.key.kv_key, error)
             return Unknown(), error
+        finally:
+            _entered.set(outside)
         if not isinstance(cast("object", verdict), Landed | NotLanded | Unknown):
             answer = type(verdict).__name__
             raise InvalidSetting(f"verify= answered with a {answer}: use Landed(result), NotLanded() or Unknown()")
@@ -500,7 +521,10 @@ class Call:
         by = ResolvedBy(by=f"verifier {name}", reason="it looked at the outside world")
         if isinstance(verdict, NotLanded):
             return Resolution(by)
-        payload, _ = self._encoded(verdict.result)
+        try:
+            payload, _ = self._encoded(verdict.result)
+        except Exception as problem:
+            raise InvalidSetting(f"verify= answered with a result that cannot be recorded: {problem}") from problem
         return Resolution(by, payload)
 
     # ------------------------------------------------------------------ while the body runs
@@ -565,7 +589,7 @@ class Call:
         if self._cancelled_body:
             assert self._task is not None
             ours = self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)
-        spoke = error is not None and self._said_not_applied(error)
+        spoke = error is not None and (self._never_started or self._said_not_applied(error))
         if self._beat is not None:
             self._beat.cancel()
         try:
@@ -582,7 +606,7 @@ class Call:
             return False
         finally:
             if error is not None:
-                error.__dict__[_LEFT] = self._outside
+                mark_left(error, self._outside)
             if self._beat is not None:
                 await see_through(_ended(self._beat), within=None)
 
@@ -660,11 +684,13 @@ class Call:
             return False
         if isinstance(error, NatsReceiptsError) and not isinstance(error, NotApplied):
             return False  # an inner guarded call's word about itself
-        left: _Bodies | None = error.__dict__.get(_LEFT)
-        while left is not None:
-            if left is self._body:
-                return False
-            left = left[1]
+        bodies: _Bodies | None
+        for bodies in error.__dict__.get(_LEFT, ()):
+            body = bodies
+            while body is not None:
+                if body is self._body:
+                    return False
+                body = body[1]
         return True
 
     async def _interrupted(self, error: BaseException, *, settle: bool = True) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from natsreceipts._jetstream import Entry
 from natsreceipts.attempt import Attempt, Blocked, Judged, Resolution
 from natsreceipts.attempts import CLAIM_PATIENCE, Attempts
 from natsreceipts.decision import Ambiguous, Effect
@@ -33,12 +35,15 @@ from natsreceipts.wire import ErrorInfo, Payload, ReceiptRecord, ResolvedBy, Sta
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from natsreceipts._jetstream import Bucket, Entry
+    from natsreceipts._jetstream import Bucket
 
 __all__ = ["Receipt", "ReceiptStore"]
 
 _READ_PATIENCE = 5.0
 """Seconds that a read is tried for."""
+
+_LONGEST_TEXT = 2000
+"""Characters of who settled a call, and of why."""
 
 _WATCH_EVERY = 5.0
 """Seconds after which a watch reads although no sign of a write came."""
@@ -219,20 +224,30 @@ class ReceiptStore:
                 f"{attempt.kv_key}: whether it was settled is not known ({failure}); look at the receipt before you "
                 f"do anything else"
             ).because(failure.cause) from failure.cause
-        now = await self.get(attempt.key)
         if settled is None:
-            raise StaleRevision(
-                attempt.key,
-                revision=revision,
-                current=now.revision if now else 0,
-                status=now.status if now else "absent",
-            )
-        if now is not None and now.revision == settled:
-            return now
-        for receipt in await self.history(attempt.key):
-            if receipt.revision == settled:
-                return receipt
-        raise Unreachable(f"{attempt.kv_key}: it was settled in revision {settled}, which cannot be read back")
+            raise await self._stale(key, revision)
+        return await self._resolved(key, settled, completed)
+
+    async def _resolved(self, key: ReceiptKey | str, settled: Judged, completed: object) -> Receipt:
+        """What was settled, as it was written: it stands, whether or not it can be read back now."""
+        entry = None
+        with contextlib.suppress(NatsReceiptsError):
+            entry = await self._newest(key)
+        if entry is None or entry.revision != settled.revision:
+            # Its server's timestamp is all that cannot be known here.
+            stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            entry = Entry(settled.record.key.kv_key, settled.revision, stamp, b"", erased=False)
+        receipt = self._view(Seen(settled.record, settled.revision, entry))
+        return receipt if not receipt.large else dataclasses.replace(receipt, result=completed)
+
+    async def _stale(self, key: ReceiptKey | str, revision: int) -> StaleRevision:
+        entry = await self._newest(key)
+        if entry is None:
+            return StaleRevision(key, revision=revision, current=0, status="absent")
+        status = "erased" if entry.erased else "unreadable"
+        with contextlib.suppress(NatsReceiptsError):
+            status = seen_of(self._bucket.name, key, entry).record.status
+        return StaleRevision(key, revision=revision, current=entry.revision, status=status)
 
     async def _standing(self, attempt: Attempt, seen: Seen, *, even_if_running: bool) -> Judged:
         record = seen.record
@@ -260,13 +275,7 @@ class ReceiptStore:
         blocked = Blocked(seen, Ambiguous("its lease is over"), effect, expires_in)
         judged = await self._attempts.condemn(attempt, blocked)
         if judged is None:
-            now = await self._attempts.look(attempt, pace)
-            raise StaleRevision(
-                attempt.key,
-                revision=seen.revision,
-                current=now.revision if now else 0,
-                status=now.record.status if now else "absent",
-            )
+            raise await self._stale(attempt.key, seen.revision)
         return judged
 
     def _erased(self, key: ReceiptKey) -> ReceiptRecord:
@@ -363,6 +372,8 @@ def _resolution(completed: object, *, not_applied: bool, by: str, reason: str) -
     for what, text in (("by", by), ("reason", reason)):
         if not isinstance(cast("object", text), str) or not text.strip():
             raise InvalidSetting(f"{what}={text!r}: say who settles this call and why, in a non-empty string")
+        if len(text) > _LONGEST_TEXT:
+            raise InvalidSetting(f"{what}: {len(text):,} characters are too many, use at most {_LONGEST_TEXT:,}")
         try:
             text.encode()
         except UnicodeEncodeError as error:

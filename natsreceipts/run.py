@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast, overload
 from natsreceipts.background import Pulse, Stragglers, see_through
 from natsreceipts.decision import Effect
 from natsreceipts.errors import CallInFlight, InvalidName, NatsReceiptsError, NoActiveRun, with_key
-from natsreceipts.guard import Call, inside, recorded
+from natsreceipts.guard import Call, inside, mark_left, recorded
 from natsreceipts.identity import Digest, ReceiptKey, args_hash, key_token
 from natsreceipts.options import CallOptions, takes_argument
 
@@ -62,21 +62,28 @@ class Executions:
     def __init__(self) -> None:
         self._shared: dict[object, _Shared] = {}
 
-    async def join(self, identity: object, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    async def join(self, identity: object, work: Callable[[], Coroutine[Any, Any, _T]], *, wait: float) -> _T:
         """Take part in the execution with this identity, or start it as a task of its own.
 
-        One waiter's cancellation detaches it; the last one's cancels the execution and waits for its end.
+        One waiter's cancellation detaches it; the last one's cancels the execution and waits for its end. Who joins
+        waits up to ``wait`` seconds, as it would for another process, and then gets `_StillRunning` (else two
+        bodies that execute each other's call would wait for ever).
         """
         shared = self._shared.get(identity)
-        if shared is None or shared.abandoned:
-            shared = self._shared[identity] = _Shared(work())
-            shared.task.add_done_callback(lambda _: self._forget(identity, shared))
+        if shared is not None and not shared.abandoned:
+            return cast("_T", await shared.result(wait))
+        shared = self._shared[identity] = _Shared(work())
+        shared.task.add_done_callback(lambda _: self._forget(identity, shared))
         return cast("_T", await shared.result())
 
     def _forget(self, identity: object, shared: _Shared) -> None:
         # An abandoned execution may have been followed by another of the same identity.
         if self._shared.get(identity) is shared:
             del self._shared[identity]
+
+
+class _StillRunning(Exception):
+    """A shared execution took longer than its joiner would wait."""
 
 
 class _Shared:
@@ -88,13 +95,20 @@ class _Shared:
         self.abandoned = False
         self._waiting: list[asyncio.Future[None]] = []
 
-    async def result(self) -> Any:
+    async def result(self, wait: float | None = None) -> Any:
         task = self.task
         if not task.done():
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             try:
-                await waiter
+                if wait is None:
+                    await waiter
+                else:
+                    await asyncio.wait([waiter], timeout=wait)
+                    if not waiter.done() and len(self._waiting) > 1:
+                        self._waiting.remove(waiter)
+                        raise _StillRunning
+                    await waiter  # whoever started it is gone: somebody must stay with it
             except asyncio.CancelledError:
                 self._waiting.remove(waiter)
                 if not self._waiting and not task.done():
@@ -288,7 +302,15 @@ class Run:
         if chosen.effect is Effect.READ:
             return await work()
         identity = (key, chosen.effect, chosen.result_type, chosen.store_args)
-        return await self._executions.join(identity, work)
+        try:
+            return await self._executions.join(identity, work, wait=chosen.wait)
+        except _StillRunning:
+            raise CallInFlight(
+                key, retry_after=chosen.lease / 3, reason="this process is executing the call right now"
+            ) from None
+        except BaseException as error:
+            mark_left(error)
+            raise
 
     def _options_of(self, options: dict[str, Any]) -> CallOptions:
         if not options and self._plain is not None:
