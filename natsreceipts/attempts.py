@@ -117,7 +117,8 @@ class Attempts:
         if len(write.value) <= self._inline_limit:
             return write
         attempt.body = None
-        return Write.of(await self._payloads.moved(write.record, pace), expected=write.expected)
+        record = await self._payloads.moved(write.record, pace, limit=self._inline_limit)
+        return Write.of(record, expected=write.expected)
 
     # ------------------------------------------------------------------ reading
 
@@ -176,6 +177,8 @@ class Attempts:
                     return blocked
                 write = self._claim_over(attempt, seen, number=blocked.decision.attempt, effect=blocked.effect)
             if len(write.value) > self._inline_limit:
+                if seen is None and (seen := await self.look(attempt, pace)) is not None:
+                    continue  # no object is written for a claim that will be refused
                 write = await self._fitted(attempt, write, pace)
             outcome = await self._send_claim(attempt, write, pace)
             if isinstance(outcome, Landed):

@@ -158,6 +158,7 @@ class Call:
         "_task",
         "_thread",
         "_timer",
+        "_told_lost",
         "key",
         "lost",
         "replayed",
@@ -186,6 +187,7 @@ class Call:
         self._stragglers = stragglers
         self._thread: asyncio.Future[Any] | None = None
         self._never_started = False
+        self._told_lost: LeaseLost | None = None
         self._options = options
         self._known = known
         self._read_first = read_first
@@ -266,8 +268,7 @@ class Call:
             cause = failure if isinstance(failure, NatsReceiptsError) else failure.cause
             raise LeaseLost(self.key, f"its lease could not be renewed: {failure}").because(cause) from cause
         if lost is not None:
-            self.lost = True
-            raise LeaseLost(self.key, str(lost))
+            raise self._lost_in_body(lost)
         if loop.time() - asked >= third:
             raise LeaseLost(self.key, "renewing its lease took longer than a third of it")
 
@@ -310,16 +311,21 @@ class Call:
                 cause
             ) from cause
         if lost is not None:
-            self.lost = True
-            raise LeaseLost(self.key, str(lost), result=made, has_result=True)
+            raise self._lost_in_body(lost)
         return cast("_T", value)
 
-    async def in_thread(self, fn: Callable[[], _T]) -> _T:
+    def _lost_in_body(self, lost: Lost) -> LeaseLost:
+        self.lost = True
+        self._told_lost = LeaseLost(self.key, str(lost))
+        return self._told_lost
+
+    async def in_thread(self, fn: Callable[[], _T], *, whole: bool = False) -> _T:
         """Run a blocking function in a thread, in the body of this call.
 
-        A thread cannot be cancelled. If this is: the receipt of an opaque call becomes ambiguous at once and the
-        thread's end is still recorded as a late completion (the toolkit waits for it at its end); a call that can
-        be resumed is not settled before its thread ends. Raises what ``fn`` raises.
+        A thread cannot be cancelled. If this is: the receipt of an opaque call becomes ambiguous at once, and the
+        toolkit waits for the thread at its end; a call that can be resumed is not settled before its thread ends.
+        ``whole``: the function is all that the body does, so that what it comes to after a cancellation is what
+        the call came to, and is still recorded (a late completion). Raises what ``fn`` raises.
         """
         gate = Gate()
         context = copy_context()
@@ -328,9 +334,12 @@ class Call:
             return await asyncio.shield(thread)
         except asyncio.CancelledError:
             if gate.shut():
-                self._never_started = True  # it was waiting for a free thread, and will find the gate shut
+                self._never_started = whole  # it was waiting for a free thread, and will find the gate shut
                 raise
-            self._thread = thread
+            if whole:
+                self._thread = thread
+            elif not thread.done():
+                self._stragglers.adopt(all_done({thread}), f"thread of {self.key.kv_key}")
             if self._guarded and self._attempt.held.effect is not Effect.OPAQUE:
                 await see_through(all_done({thread}), within=None)
             raise
@@ -603,7 +612,8 @@ class Call:
                 return await self._interrupted(error)
             elif self._guarded:
                 await self._failed(error, spoke=spoke)
-            return False
+            # A resolver's result stands for a body that stopped where it was told that the call is lost.
+            return self.replayed and error is not None and error is self._told_lost
         finally:
             if error is not None:
                 mark_left(error, self._outside)
@@ -634,7 +644,7 @@ class Call:
     def _encoded(self, result: object) -> tuple[bytes, Any]:
         """The payload's JSON and the value as a replay would read it, before it is given its type."""
         if self._options.result_type is not None:
-            result = adapter_of(self._options.result_type).dump_python(result)
+            result = adapter_of(self._options.result_type).dump_python(result, by_alias=True, round_trip=True)
         return encode_payload(result)
 
     async def _unstorable(self, problem: Exception) -> None:

@@ -28,8 +28,8 @@ class PayloadStore:
         self.inline_limit = inline_limit
         """Bytes of a record as a whole, above which payloads move out of it."""
 
-    async def moved(self, record: ReceiptRecord, pace: Pace) -> ReceiptRecord:
-        """The record with its payloads moved out, largest first, until it fits or nothing is left to move.
+    async def moved(self, record: ReceiptRecord, pace: Pace, *, limit: int) -> ReceiptRecord:
+        """The record with its payloads moved out, largest first, until it fits ``limit`` bytes or all are moved.
 
         Objects are written before the record that names them, as MessagePack, under ``<kv key>.<write nonce>.<n>``,
         a name that is never used again. Raises Unreachable, PermissionDenied, NotEncodable.
@@ -42,7 +42,7 @@ class PayloadStore:
         inline.sort(key=lambda sized: sized[0], reverse=True)
         size = len(record.to_bytes())
         for number, (length, place) in enumerate(inline):
-            if size <= self.inline_limit:
+            if size <= limit:
                 break
             name = f"{record.key.kv_key}.{record.write}.{number}"
             payloads[place] = await self._put(name, pack(payloads[place].value()), pace)

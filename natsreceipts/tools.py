@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, get_type_hints, overload
 
 from natsreceipts.decision import Effect
 from natsreceipts.errors import InvalidName, InvalidSetting
+from natsreceipts.guard import Call
 from natsreceipts.options import CallOptions
 from natsreceipts.run import current_run
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from natsreceipts.guard import Call
 
 __all__ = ["Tool", "tool"]
 
@@ -48,6 +48,7 @@ class Tool(Generic[_P, _T]):
                 f"{self.name}: positional-only parameters and ** together let one name mean two arguments"
             )
         self._takes_key = _KEY_PARAMETER in self._signature.parameters
+        self._call_parameter = _call_parameter(fn, self._signature)
         functools.update_wrapper(self, fn)
 
     def __repr__(self) -> str:
@@ -57,17 +58,20 @@ class Tool(Generic[_P, _T]):
         """What identifies a call with these arguments: each by its name, defaults filled in.
 
         The arguments of a parameter ``*rest`` are a list named ``*rest``, those of ``**more`` stand for themselves. A
-        parameter named ``idempotency_key`` is not part of it. Raises TypeError as the function would, and InvalidName
-        for a keyword that has the name of another argument.
+        parameter named ``idempotency_key``, and one annotated as `Call`, are not part of it. Raises TypeError as the
+        function would, and InvalidName for a keyword that has the name of another argument.
         """
-        if self._takes_key:
-            kwargs.setdefault(_KEY_PARAMETER, "")
+        filled_in = [_KEY_PARAMETER] if self._takes_key else []
+        if self._call_parameter is not None:
+            filled_in.append(self._call_parameter)
+        for name in filled_in:
+            kwargs.setdefault(name, "")
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         named: dict[str, Any] = {}
         for name, value in bound.arguments.items():
             kind = self._signature.parameters[name].kind
-            if name == _KEY_PARAMETER:
+            if name in filled_in:
                 continue
             if kind is inspect.Parameter.VAR_POSITIONAL:
                 named[f"*{name}"] = value
@@ -88,12 +92,27 @@ class Tool(Generic[_P, _T]):
             given: dict[str, Any] = dict(kwargs)
             if self._takes_key:
                 given[_KEY_PARAMETER] = call.idempotency_key
+            if self._call_parameter is not None:
+                given[self._call_parameter] = call
             if self._is_async:
                 return await self.fn(*args, **given)
-            made = await call.in_thread(functools.partial(self.fn, *args, **given))
+            made = await call.in_thread(functools.partial(self.fn, *args, **given), whole=True)
             return await made if inspect.isawaitable(made) else made
 
         return await run.execute(self.name, self.arguments(*args, **kwargs), execute, **self.options)
+
+
+def _call_parameter(fn: Callable[..., Any], signature: inspect.Signature) -> str | None:
+    """The parameter that is annotated as `Call`, also where annotations are text that cannot be evaluated here."""
+    try:
+        hints = get_type_hints(fn)
+    except Exception:  # noqa: BLE001 - names that exist for the type checker alone
+        hints = {}
+    for name, parameter in signature.parameters.items():
+        hint: object = hints.get(name, parameter.annotation)
+        if hint is Call or (isinstance(hint, str) and hint.rpartition(".")[2] == "Call"):
+            return name
+    return None
 
 
 @overload
@@ -107,7 +126,8 @@ def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **
 
     ``name`` is the tool's name in keys (by default the function's); options as in `CallOptions`, ``effect`` above
     all. Arguments are bound by the function's signature with defaults, so ``f(1)`` and ``f(a=1)`` are the same
-    call; a parameter named ``idempotency_key`` is filled in and not hashed. A function that is not async runs in
+    call; a parameter named ``idempotency_key``, and one annotated as `Call` (for its steps), are filled in and not
+    hashed. A function that is not async runs in
     a thread (`Call.in_thread`). Raises InvalidSetting for options that a call would refuse.
     """
     try:
