@@ -311,12 +311,13 @@ class Call:
                 cause
             ) from cause
         if lost is not None:
-            raise self._lost_in_body(lost)
+            raise self._lost_in_body(lost, made)
         return cast("_T", value)
 
-    def _lost_in_body(self, lost: Lost) -> LeaseLost:
+    def _lost_in_body(self, lost: Lost, result: Any = _UNSET) -> LeaseLost:
         self.lost = True
-        self._told_lost = LeaseLost(self.key, str(lost))
+        has_result = result is not _UNSET
+        self._told_lost = LeaseLost(self.key, str(lost), result=result if has_result else None, has_result=has_result)
         return self._told_lost
 
     async def in_thread(self, fn: Callable[[], _T], *, whole: bool = False) -> _T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, get_args, get_type_hints, overload
 
 from natsreceipts.decision import Effect
 from natsreceipts.errors import InvalidName, InvalidSetting
@@ -110,7 +110,8 @@ def _call_parameter(fn: Callable[..., Any], signature: inspect.Signature) -> str
         hints = {}
     for name, parameter in signature.parameters.items():
         hint: object = hints.get(name, parameter.annotation)
-        if hint is Call or (isinstance(hint, str) and hint.rpartition(".")[2] == "Call"):
+        text = hint.replace(" ", "").removesuffix("|None").rpartition(".")[2] if isinstance(hint, str) else ""
+        if hint is Call or Call in get_args(hint) or text == "Call":
             return name
     return None
 
