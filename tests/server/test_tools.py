@@ -367,7 +367,6 @@ async def test_a_sync_tool_that_is_cancelled(run, toolkit, kind, status):
         await asyncio.to_thread(ended.wait, 10)
 
 
-@pytest.mark.xfail(strict=True, reason="a function that waits for a thread starts although its call was cancelled")
 @pytest.mark.parametrize("kind", ["opaque", "idempotent"])
 async def test_a_sync_tool_that_is_cancelled_before_a_thread_was_free(run, toolkit, log, kind):
     """It has not begun, so it must not begin after its caller was told that it is cancelled."""
