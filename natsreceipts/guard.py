@@ -311,13 +311,12 @@ class Call:
                 cause
             ) from cause
         if lost is not None:
-            raise self._lost_in_body(lost, made)
+            raise self._lost_in_body(lost)
         return cast("_T", value)
 
-    def _lost_in_body(self, lost: Lost, result: Any = _UNSET) -> LeaseLost:
+    def _lost_in_body(self, lost: Lost) -> LeaseLost:
         self.lost = True
-        has_result = result is not _UNSET
-        self._told_lost = LeaseLost(self.key, str(lost), result=result if has_result else None, has_result=has_result)
+        self._told_lost = LeaseLost(self.key, str(lost))
         return self._told_lost
 
     async def in_thread(self, fn: Callable[[], _T], *, whole: bool = False) -> _T:

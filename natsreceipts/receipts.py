@@ -45,6 +45,9 @@ _READ_PATIENCE = 5.0
 _LONGEST_TEXT = 2000
 """Characters of who settled a call, and of why."""
 
+_WATCH_AGAIN = 0.5
+"""Seconds after which a watch tries again while no server answers."""
+
 _WATCH_EVERY = 5.0
 """Seconds after which a watch reads although no sign of a write came."""
 
@@ -151,22 +154,23 @@ class ReceiptStore:
         pattern = _pattern(tenant, run, tool)
         revision = 0
         async with self._bucket.hints(pattern) as hint:
-            latest: dict[str, Entry] = {}
-            async for entry in self._after(pattern, 0):
-                latest[entry.key] = entry
-                revision = entry.revision
-            for entry in latest.values():
-                if not entry.erased:
-                    yield self._view(seen_of(self._bucket.name, entry.key, entry))
+            latest: dict[str, Entry] | None = {}
             while True:
                 try:
                     async for entry in self._after(pattern, revision):
                         revision = entry.revision
-                        if not entry.erased:
+                        if latest is not None:
+                            latest[entry.key] = entry
+                        elif not entry.erased:
                             yield self._view(seen_of(self._bucket.name, entry.key, entry))
                 except Unreachable:
-                    await hint.wait(0.5)
+                    await hint.wait(_WATCH_AGAIN)
                     continue
+                if latest is not None:
+                    for entry in latest.values():
+                        if not entry.erased:
+                            yield self._view(seen_of(self._bucket.name, entry.key, entry))
+                    latest = None
                 await hint.wait(_WATCH_EVERY)
 
     async def resolve(
