@@ -57,6 +57,11 @@ async def stored(nc, stream, subject):
         return None
 
 
+async def settled(nc, stream):
+    """What the server has read by now is stored once this is: a stream takes its messages in, in order, later."""
+    await nc.jetstream().publish(f"{stream}.barrier", b"")
+
+
 # Forwarding
 
 
@@ -338,6 +343,7 @@ async def test_nth_and_count(proxy, through, nc, stream, options, lost):
     for n in range(4):
         await through.publish(f"{stream}.{n}", b"%d" % n)
     await through.flush()
+    await settled(nc, stream)
     assert [int(m.payload) for m in fault.hits] == lost
     assert [n for n in range(4) if await stored(nc, stream, f"{stream}.{n}") is None] == lost
     assert await fault.hit(len(lost)) == fault.hits[-1]
@@ -447,6 +453,7 @@ async def test_stall_both_ways(proxy, through, nc, stream):
     await proxy.resume()
     await landed.hit()
     await through.flush()
+    await settled(nc, stream)
     assert await stored(nc, stream, f"{stream}.a") == b"claim"
     assert proxy.connections == 1
 
