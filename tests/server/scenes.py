@@ -81,3 +81,65 @@ async def counted_writes(nc, namespace):
     finally:
         await subscription.unsubscribe()
         await end.unsubscribe()
+
+
+def check_history(records, *, given_up=()):
+    """A key's whole history is one chain of legal transitions. ``given_up``: tokens of claims that were never entered.
+
+    The table of docs/wire.md: what may follow what, attempts that never go down, a nonce of its own for every write,
+    completed is final, and an opaque call is claimed again only where somebody said that it did not happen.
+    """
+    nonces = [record["write"] for record in records]
+    assert len(set(nonces)) == len(nonces), "a nonce was used twice"
+    before = None
+    for record in records:
+        problem = _illegal(before, record, given_up)
+        assert problem is None, (problem, before, record)
+        before = record
+
+
+def _illegal(before, record, given_up):
+    status, attempts = record["status"], record["attempts"]
+    token = (record.get("holder") or {}).get("token")
+    if before is None:
+        return None if (status, attempts) in (("running", 1), ("withdrawn", 0)) else "it does not begin with a claim"
+    old, old_token = before["status"], (before.get("holder") or {}).get("token")
+    if old == "completed":
+        return "completed is final"
+    if attempts == before["attempts"] + 1:
+        return _illegal_claim(before, record, given_up)
+    if attempts != before["attempts"]:
+        return "attempts went down, or up by more than one"
+    if token != old_token:
+        return "the holder changed within an attempt"
+    if before.get("open") and not record.get("open") and "resolved" not in record:
+        return "open was dropped, and nobody settled it"
+    if record.get("open") and (record.get("error") or {}).get("notApplied"):
+        return "not applied was said of an open call"
+    if not before.get("steps", {}).keys() <= record.get("steps", {}).keys():
+        return "a step was dropped"
+    legal = {
+        "running": {"running", "completed", "failed", "ambiguous"},
+        "ambiguous": {"running", "completed", "failed", "ambiguous"},
+        "failed": {"ambiguous", "completed"},
+        "withdrawn": {"withdrawn"},
+    }
+    if status not in legal[old]:
+        return f"{old} was followed by {status}"
+    if old == "failed" and status == "completed" and "resolved" not in before and "resolved" not in record:
+        return "a failed that nobody declared was completed"
+    if old == "failed" and status == "ambiguous" and before.get("error", {}).get("notApplied"):
+        return "a call that was not applied became ambiguous"
+    return None
+
+
+def _illegal_claim(before, record, given_up):
+    old_token = (before.get("holder") or {}).get("token")
+    if record["status"] != "running" or record["holder"]["token"] == old_token:
+        return "a new attempt begins with a claim of its own"
+    if {"result", "error", "resolved"} & record.keys():
+        return "a claim keeps nothing of how the last attempt ended"
+    denied = before["status"] == "failed" and before.get("error", {}).get("notApplied")
+    if record["effect"] == "opaque" and not (denied or before["status"] == "withdrawn" or old_token in given_up):
+        return "an opaque call was claimed again, and nobody said that it did not happen"
+    return None
