@@ -174,17 +174,21 @@ async def _kills(yard, toolkit, *, kills):
                 assert await process.stdout.readline() == b"ready\n"
                 if random_times.random() < 0.2:
                     await asyncio.sleep(random_times.uniform(0, 0.2))
+                    assert process.returncode is None, "the worker ended by itself: see what it said"
                     process.send_signal(signal.SIGSTOP)
                     frozen += 1
                     await asyncio.sleep(random_times.uniform(0.3, 1.2) * LEASE * 2)
                     process.send_signal(signal.SIGCONT)
                 await asyncio.sleep(random_times.expovariate(1 / 0.25))
+                assert process.returncode is None, "the worker ended by itself: see what it said"
                 process.kill()
                 await process.wait()
                 assert process.returncode == -signal.SIGKILL
                 left -= 1
 
-    await asyncio.gather(*(begun_again(random.Random(f"{seed} {n}")) for n in range(2)))
+    async with asyncio.TaskGroup() as group:
+        for n in range(2):
+            group.create_task(begun_again(random.Random(f"{seed} {n}")))
     runs = 1 + max(int(key.split(".")[1].removeprefix("run-")) for key in yard.lines())
     for _ in range(2):  # one to bring everything to its end, one to be told about everything
         assert await yard.to_its_end(runs=runs) == 0

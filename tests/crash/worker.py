@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 
-from natsreceipts import AmbiguousCall, connect
+from natsreceipts import AmbiguousCall, LeaseLost, connect
 
 KINDS = ("opaque", "idempotent")
 
@@ -59,7 +59,12 @@ async def main(options: argparse.Namespace) -> None:
                 if point == "before the claim":
                     die()
                 try:
-                    result = await run.execute(kind, {"n": n}, effect, effect=kind)
+                    try:
+                        result = await run.execute(kind, {"n": n}, effect, effect=kind)
+                    except LeaseLost:
+                        if kind == "opaque":  # nobody else may run it
+                            raise
+                        result = await run.execute(kind, {"n": n}, effect, effect=kind)  # follow who owns it now
                 except AmbiguousCall:
                     append(options.told, f"{key} ambiguous -", sync=False)
                 else:
