@@ -14,7 +14,10 @@ _NO_DIGITS = str.maketrans("", "", "0123456789")
 
 
 class Found(NamedTuple):
-    """What a search saw. ``problem`` is the first thing that went wrong, ``schedule`` the steps up to there."""
+    """What a search saw: how many states, or walks.
+
+    ``problem`` is the first thing that went wrong, ``schedule`` the steps up to there.
+    """
 
     states: int
     steps: int
@@ -27,7 +30,7 @@ class Found(NamedTuple):
     """The steps that were taken, without their numbers (walks only)."""
 
     def __str__(self) -> str:
-        text = f"{self.states:,} states, {self.steps:,} steps, {self.seconds:.1f} s"
+        text = f"{self.states:,} {'walks' if self.kinds else 'states'}, {self.steps:,} steps, {self.seconds:.1f} s"
         if self.problem is None:
             return text
         lines = "\n".join(f"  {n:2}. {label}" for n, label in enumerate(self.schedule, 1))
@@ -80,15 +83,15 @@ def _way(came: dict[World, tuple[World, str] | None], world: World) -> list[str]
     return labels[::-1]
 
 
-def walk(model: Model, *, seed: int, seconds: float, longest: int = 200) -> Found:
-    """Walk at random from the start again and again, each time until nobody can do anything more."""
+def walk(model: Model, *, seed: int, seconds: float = 60.0, walks: int = 1_000_000, longest: int = 200) -> Found:
+    """Walk at random from the start up to ``walks`` times, each time until nobody can do anything more."""
     chance = random.Random(seed)
     began = time.perf_counter()
-    steps = walks = 0
+    steps = walked = 0
     ends: set[str] = set()
     kinds: set[str] = set()
-    while time.perf_counter() - began < seconds:
-        walks += 1
+    while walked < walks and time.perf_counter() - began < seconds:
+        walked += 1
         world = model.start
         schedule: list[str] = []
         for _ in range(longest):
@@ -97,10 +100,12 @@ def walk(model: Model, *, seed: int, seconds: float, longest: int = 200) -> Foun
                 break
             for label, _, problem in choices:
                 if problem is not None:
-                    return Found(walks, steps, time.perf_counter() - began, problem, (*schedule, label))
+                    return Found(
+                        walked, steps, time.perf_counter() - began, problem, (*schedule, label), kinds=frozenset(kinds)
+                    )
             label, world, _ = chance.choice(choices)
             schedule.append(label)
             kinds.add(label.translate(_NO_DIGITS))
             steps += 1
         ends.add(world.chain[-1].status if world.chain else "absent")
-    return Found(walks, steps, time.perf_counter() - began, seen=frozenset(ends), kinds=frozenset(kinds))
+    return Found(walked, steps, time.perf_counter() - began, seen=frozenset(ends), kinds=frozenset(kinds))

@@ -405,7 +405,8 @@ class Model:
             op, held, rev = writer.kept
             actors[author] = writer.but(kept=(op.but(stored=True), held, rev))
         deeds = world.deeds
-        if record.status == "failed" and record.said == "notApplied":
+        says_so = world.chain and world.chain[-1].status != "failed"  # else it is a fence on what was said before
+        if record.status == "failed" and record.said == "notApplied" and says_so:
             deeds = tuple(
                 deed._replace(denied=True) if record.resolved or deed.token == record.token else deed for deed in deeds
             )
@@ -892,19 +893,18 @@ class Model:
 
     def _enter(self, world: World, i: int) -> Step:
         actor, spec = world.actors[i], self.specs[i]
+        last = world.chain[-1]
+        # What a resolver that was mistaken declared failed may still be entered: its word covers that entry too.
+        denied = not self.honest and (last.token != actor.held.token or last.status == "failed")
         problem = None
-        if actor.held.effect == "opaque" and any(not deed.denied for deed in world.deeds):
+        if actor.held.effect == "opaque" and not denied and any(not deed.denied for deed in world.deeds):
             problem = "an opaque effect is entered twice, and nobody said that it had not landed"
         for session, position in world.told:
             if self.honest and spec.session == session and spec.entry <= position:
                 problem = "an effect is entered after the model was told that it never started"
-        deed = Deed(actor.held.token, "under way", denied=False, session=spec.session, entry=spec.entry)
+        deed = Deed(actor.held.token, "under way", denied=denied, session=spec.session, entry=spec.entry)
         after = self._with(world, i, actor.but(phase="body"))._replace(deeds=(*world.deeds, deed))
-        return f"enters the effect (attempt {actor.held.attempts})", after, problem or self.untrue_entry(after)
-
-    def untrue_entry(self, world: World) -> str | None:
-        """What an entry makes untrue. A resolver that was mistaken is beyond this."""
-        return self.untrue(world) if self.honest else None
+        return f"enters the effect (attempt {actor.held.attempts})", after, problem or self.untrue(after)
 
     def _body(self, world: World, i: int) -> Iterator[Step]:
         actor, spec = world.actors[i], self.specs[i]
