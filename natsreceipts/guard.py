@@ -157,6 +157,7 @@ class Call:
         "_stragglers",
         "_task",
         "_thread",
+        "_threads",
         "_timer",
         "_told_lost",
         "key",
@@ -187,6 +188,7 @@ class Call:
         self._stragglers = stragglers
         self._thread: asyncio.Future[Any] | None = None
         self._never_started = False
+        self._threads = 0
         self._told_lost: LeaseLost | None = None
         self._options = options
         self._known = known
@@ -330,6 +332,7 @@ class Call:
         gate = Gate()
         context = copy_context()
         thread = asyncio.get_running_loop().run_in_executor(None, lambda: context.run(gate.passed, fn))
+        self._threads += 1
         try:
             return await asyncio.shield(thread)
         except asyncio.CancelledError:
@@ -343,6 +346,8 @@ class Call:
             if self._guarded and self._attempt.held.effect is not Effect.OPAQUE:
                 await see_through(all_done({thread}), within=None)
             raise
+        finally:
+            self._threads -= 1
 
     # ------------------------------------------------------------------ entering
 
@@ -569,9 +574,13 @@ class Call:
             await asyncio.sleep(max(attempt.sent + lease / 3 - loop.time(), 0.0))
 
     def _time_out(self) -> None:
-        self._pulse.drop(self)
-        if self._beat is not None:
-            self._beat.cancel()
+        # A body that hangs gives its call away, except where a thread of it still works: nobody else is let in
+        # beside that before it ends.
+        works_on = self._threads > 0 and self._guarded and self._attempt.held.effect is not Effect.OPAQUE
+        if not works_on:
+            self._pulse.drop(self)
+            if self._beat is not None:
+                self._beat.cancel()
         self._interrupt("timeout")
 
     def _interrupt(self, reason: Lost | ReceiptError | Literal["silence", "timeout"]) -> None:
