@@ -335,7 +335,8 @@ async def test_a_watch_lives_through_a_restart(own_server, namespace, monkeypatc
                 assert [r.result for r in await take(2)] == [None, 2]
 
 
-async def test_a_watch_lives_through_a_connection_that_is_cut(proxy, namespace, bucket, nc, run):
+async def test_a_watch_lives_through_a_connection_that_is_cut(proxy, namespace, bucket, nc, run, monkeypatch):
+    monkeypatch.setattr("natsreceipts.receipts._WATCH_EVERY", 0.3)
     async with toolkit_of(proxy.url, namespace) as far, watched(far) as take:
         await run.execute("send", [1], Effect(1))
         await take(2)
@@ -346,7 +347,6 @@ async def test_a_watch_lives_through_a_connection_that_is_cut(proxy, namespace, 
         assert [r.result for r in await take(2)] == [None, 2]
 
 
-@pytest.mark.xfail(strict=True, reason="its first read is not repeated")
 async def test_a_watch_that_starts_while_the_server_is_away(own_server, namespace):
     """It waits that out, as later."""
     async with toolkit_of(own_server.url, namespace) as toolkit:

@@ -225,7 +225,8 @@ async def test_another_revision_than_the_newest(receipts, key, nc, namespace, st
     assert error.key == key
 
 
-async def test_a_call_that_moves_after_the_look(proxy, namespace, bucket, nc, run, key):
+async def test_a_call_that_moves_after_the_look(proxy, namespace, bucket, nc, run, key, monkeypatch):
+    monkeypatch.setattr("natsreceipts.fence._SHORTEST_TRY", 0.3)
     """Overtaken between the look and the write: never written over what stands there now."""
     revision = await stand(nc, namespace, key, "ambiguous")
     async with toolkit_of(proxy.url, namespace) as far:

@@ -237,12 +237,7 @@ async def test_a_time_out_over_a_thread(run, toolkit, work, key, nc, namespace, 
     assert work.entered == 1
 
 
-GIVEN_AWAY = pytest.mark.xfail(strict=True, reason="its heartbeats have stopped")
-
-
-@pytest.mark.parametrize(
-    "effect", ["opaque", *(pytest.param(e, marks=GIVEN_AWAY) for e in ("idempotent", "resumable"))]
-)
+@pytest.mark.parametrize("effect", STATUS)
 async def test_a_thread_that_hangs_beyond_its_lease_after_a_time_out(
     server, run, toolkit, work, key, nc, namespace, effect
 ):
