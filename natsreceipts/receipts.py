@@ -190,7 +190,8 @@ class ReceiptStore:
         ``not_applied=True`` (it did not land and can no longer land, so it may be tried again). ``by`` and
         ``reason`` stay on record. For ambiguous receipts, for running ones whose lease is over (made ambiguous
         first, which may take a third of their lease), and for erased ones; for a live one only with
-        ``even_if_running``, where you know more than its lease does.
+        ``even_if_running``, where you know more than its lease does (stop its worker first: one that claimed or
+        renewed less than a third of a lease ago may still begin).
 
         Raises StaleRevision where the receipt has moved on, NotResolvable for a status that is not to be settled,
         CallInFlight for a live attempt, InvalidSetting for bad arguments, Unreachable where it could not be
