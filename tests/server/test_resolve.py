@@ -431,6 +431,25 @@ async def test_a_large_result_moves_to_the_object_store(server, run, receipts, k
     assert await run.execute("send", ARGS, Effect("wrong")) == big
 
 
+@pytest.mark.xfail(strict=True, reason="the error has no key")
+async def test_a_large_result_without_an_object_store(receipts, key, nc, namespace, monkeypatch):
+    monkeypatch.setattr("natsreceipts.receipts.CLAIM_PATIENCE", 0.3)
+    revision = await stand(nc, namespace, key, "ambiguous")
+    await nc.jetstream().delete_stream(f"OBJ_{namespace}-receipt-payloads")
+    with pytest.raises(Unreachable) as caught:
+        await receipts.resolve(key, revision=revision, completed="x" * 500_000, **BY)
+    assert caught.value.key == key
+    assert key.kv_key in str(caught.value)
+    assert await history(nc, namespace, key) == ["ambiguous"]
+
+
+@pytest.mark.xfail(strict=True, reason="the argument is given back")
+async def test_a_large_result_comes_back_as_a_replay_gives_it(run, receipts, key, nc, namespace):
+    revision = await stand(nc, namespace, key, "ambiguous")
+    settled = await receipts.resolve(key, revision=revision, completed=[(1, 2), "x" * 500_000], **BY)
+    assert settled.result == await run.execute("send", ARGS, Effect("wrong")) == [[1, 2], "x" * 500_000]
+
+
 @pytest.mark.parametrize("outcome", [{"completed": "x"}, {"not_applied": True}])
 async def test_open_is_dropped(run, receipts, key, nc, namespace, outcome):
     revision = await stand(nc, namespace, key, "ambiguous", open=True, attempts=3)

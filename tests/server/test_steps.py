@@ -14,6 +14,7 @@ from natsreceipts import (
     InvalidName,
     InvalidSetting,
     LeaseLost,
+    NatsReceiptsError,
     NotRecorded,
     PayloadMissing,
     StepRepeated,
@@ -607,3 +608,88 @@ async def test_a_step_that_steps(run, log):
 
     async with asyncio.timeout(5):
         assert await run.execute("send", ARGS, body) == ["output of inner", "outer"]
+
+
+# Steps and renewals that outlive their call
+
+
+@pytest.mark.parametrize("ends", ["completed", "failed"])
+@pytest.mark.xfail(strict=True, reason="it writes over how the call ended")
+async def test_a_step_that_ends_after_its_call(run, key, log, nc, namespace, ends):
+    """It was started in the body and not waited for: how the call ended stands, completed is final."""
+    go, left = asyncio.Event(), []
+
+    async def slow():
+        await go.wait()
+        return "slow"
+
+    async def body(call):
+        left.append(asyncio.create_task(call.step("slow", slow)))
+        await asyncio.sleep(0)
+        if ends == "failed":
+            raise OSError
+        return "done"
+
+    if ends == "failed":
+        with pytest.raises(OSError):
+            await run.execute("send", ARGS, body)
+    else:
+        assert await run.execute("send", ARGS, body) == "done"
+    before = await history(nc, namespace, key)
+    assert before[-1] == ends
+    go.set()
+    await asyncio.wait(left)
+    assert await history(nc, namespace, key) == before
+    assert isinstance(left[0].exception(), NatsReceiptsError)
+    if ends == "completed":
+        assert await run.execute("send", ARGS, body) == "done"
+
+
+@pytest.mark.parametrize("what", ["renew", "step"])
+@pytest.mark.parametrize("effect", ["resumable", "opaque"])
+async def test_a_renewal_that_waits_behind_the_end_of_its_call(far, proxy, key, nc, namespace, what, effect):
+    """Begun in the body, and due when the settle has been written."""
+    if what == "step" and effect == "opaque":
+        effect = "resumable"
+    left = []
+    held = proxy.delay(lambda m: m.subject.startswith("$KV.") and said(m)["status"] == "completed")
+
+    async def body(call):
+        async def later():
+            await held.hit()  # the settle is on its way
+            if what == "renew":
+                await call.renew()
+            else:
+                await call.step("late", lambda: 1)
+
+        left.append(asyncio.create_task(later()))
+        return "done"
+
+    task = asyncio.create_task(far.execute("send", ARGS, body, effect=effect))
+    await held.hit()
+    await asyncio.sleep(0.05)
+    await held.release()
+    assert await task == "done"
+    await asyncio.wait(left)
+    assert (await history(nc, namespace, key))[-1] == "completed"
+    assert isinstance(left[0].exception(), NatsReceiptsError | None)
+
+
+async def test_a_renewal_in_flight_at_the_end_of_its_call(far, proxy, key, nc, namespace):
+    """The renewal's answer is late, and the call ends behind it: both are written, in order."""
+    left = []
+    held = proxy.delay(lambda m: m.subject.startswith("$KV.") and said(m)["status"] == "running", nth=2)
+
+    async def body(call):
+        left.append(asyncio.create_task(call.renew()))
+        await held.hit()
+        return "done"
+
+    task = asyncio.create_task(far.execute("send", ARGS, body))
+    await held.hit()
+    await asyncio.sleep(0.02)
+    await held.release()
+    assert await task == "done"
+    await asyncio.wait(left)
+    assert (await history(nc, namespace, key))[-1] == "completed"
+    left[0].exception()
