@@ -140,6 +140,9 @@ def _illegal_claim(before, record, given_up):
     if {"result", "error", "resolved"} & record.keys():
         return "a claim keeps nothing of how the last attempt ended"
     denied = before["status"] == "failed" and before.get("error", {}).get("notApplied")
+    landed = before["status"] in ("running", "ambiguous", "failed") and not denied and old_token not in given_up
+    if (landed or before.get("open")) and not record.get("open"):
+        return "a claim hides that an earlier attempt may have had its effect"
     if record["effect"] == "opaque" and not (denied or before["status"] == "withdrawn" or old_token in given_up):
         return "an opaque call was claimed again, and nobody said that it did not happen"
     return None

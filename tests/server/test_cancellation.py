@@ -253,11 +253,27 @@ class Raises(Path):
             raise LookupError("by the body")
 
 
+class Beating(Path):
+    """A call whose heartbeat is under way at its end, which is waited for."""
+
+    async def go(self):
+        async with self.run.call("send", self.args) as call:
+            self.inside = True
+            call.start_heartbeat()
+            await one_turn()
+            call.result = await self.body(call)
+        return call.result
+
+
+class BeatingSlowly(Beating):
+    effect = "resumable"
+
+
 PATHS = {
     path.__name__: path
     for path in (
         *(Fresh, FreshIdempotent, FreshArgs, Replay, Step, Renew, Reclaim, Retry, Large, Judge, Verified),
-        *(VerifiedLanded, Wait, Execute, Entered, Raises),
+        *(VerifiedLanded, Wait, Execute, Entered, Raises, Beating, BeatingSlowly),
     )
 }
 

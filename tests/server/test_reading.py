@@ -9,9 +9,10 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 from scenes import ambiguous_call, no_writes, stand
-from support import Effect, bucket_of, newest, put, record_of, toolkit_of
+from support import Effect, bucket_of, client_of, newest, put, record_of, toolkit_of
 
 from natsreceipts import CorruptRecord, InvalidName, ReceiptErased, Unreachable, connect
+from natsreceipts.embedded import embedded
 
 ARGS = {"to": "a@b.c"}
 NAMES = [
@@ -194,10 +195,21 @@ async def test_many_receipts(toolkit, run, nc, namespace, count):
         assert watched == set(keys) - {keys[7]}
 
 
-async def test_large_records_are_listed_whole(toolkit, run, nc, namespace):
-    """More than the server puts into one batch."""
-    keys = await fill(nc, namespace, run, 150, result={"json": "x" * 100_000})
-    assert [r.kv_key async for r in toolkit.receipts.list()] == sorted(key.kv_key for key in keys)
+async def test_large_records_are_listed_whole():
+    """More than the server puts into one batch, of which there is nothing to be seen but a count of what is left."""
+    async with (
+        embedded(config="max_pending: 2000000") as server,
+        client_of(server.url) as nc,
+        toolkit_of(server.url, "large") as toolkit,
+    ):
+        run = toolkit.run("acme", "run-1")
+        keys = await fill(nc, "large", run, 50, result={"json": "x" * 100_000})
+        assert [r.kv_key async for r in toolkit.receipts.list()] == sorted(key.kv_key for key in keys)
+        async with aclosing(toolkit.receipts.watch()) as watching:
+            assert {(await anext(watching)).kv_key for _ in keys} == {key.kv_key for key in keys}
+        async with run:
+            for n in (0, 49):
+                assert await run.execute("send", [n], Effect("wrong")) == "x" * 100_000
 
 
 async def test_a_bucket_without_direct_gets(server, namespace, nc, bucket):

@@ -330,6 +330,31 @@ async def test_nobody_answers(far, proxy, namespace, nc, key, monkeypatch):
     assert await history(nc, namespace, key) == ["ambiguous"]
 
 
+@pytest.mark.xfail(strict=True, reason="told as NotClaimed")
+async def test_the_judgement_before_it_cannot_be_written(far, proxy, namespace, nc, key, monkeypatch):
+    monkeypatch.setattr("natsreceipts.attempts.CLAIM_PATIENCE", 0.5)
+    revision = await stand(nc, namespace, key, "running", leaseMs=300)
+    await asyncio.sleep(0.34)
+    proxy.drop(writes_to(namespace), count=None)
+    with pytest.raises(Unreachable):
+        await far.receipts.resolve(key, revision=revision, completed="x", **BY)
+    assert await history(nc, namespace, key) == ["running"]
+
+
+@pytest.mark.parametrize("landed", [True, False])
+async def test_the_history_that_would_tell_is_dropped(far, proxy, namespace, nc, key, landed):
+    """More has followed than the bucket keeps: whether it was settled is not known, and not told as a no."""
+    revision = await stand(nc, namespace, key, "ambiguous")
+    is_resolve = lambda m: m.subject.startswith("$KV.") and "resolved" in said(m)  # noqa: E731
+    lost = proxy.drop_answer(is_resolve) if landed else proxy.drop(is_resolve)
+    task = asyncio.create_task(far.receipts.resolve(key, revision=revision, not_applied=True, **BY))
+    await (lost.answered() if landed else lost.hit())
+    for n in range(9):
+        await stand(nc, namespace, key, "running", attempts=2 + n)
+    with pytest.raises(Unreachable, match="not known"):
+        await task
+
+
 async def test_it_landed_and_cannot_be_read_back(far, proxy, namespace, nc, key, monkeypatch):
     """A write of ours that landed is not told as a failure."""
     monkeypatch.setattr("natsreceipts.receipts._READ_PATIENCE", 0.3)

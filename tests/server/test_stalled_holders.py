@@ -5,6 +5,7 @@ A scenario is a word of these letters; the holder is in its body and cut off fro
     E  the holder's body ends
     T  its connection flows again, with all that it sent meanwhile
     A  another worker makes the same call
+    B  the same, and where it is let in it stays in its body to the end
     C  a person says that it landed
     F  a person says that it did not land and can no longer
 """
@@ -39,7 +40,7 @@ ALL = [
     *words("ACET"),
     *words("AFET"),
     *random.Random(7).sample(words("AAFET"), 20),
-    *random.Random(8).sample(words("AFFET"), 6),
+    *words("BFET"),
 ]
 GROUPS = [ALL[n::10] for n in range(10)]
 
@@ -59,6 +60,7 @@ class Scene:
         self.key = self.run.key("send", self.args)
         self.mine = Effect(MINE, hold=True)
         self.second = Effect(SECOND)
+        self.follower = None
         run = holder.run("acme", "run-1", effect=effect, lease=LEASE)
         self.task = asyncio.create_task(run.execute("send", self.args, self.mine))
         # What is expected: of the record, and of the holder
@@ -126,6 +128,15 @@ class Scene:
                 await call
             self.status = "ambiguous"
 
+    async def do_b(self):
+        if self.status != "failed":
+            await self.do_a()
+            return
+        self.second = Effect(SECOND, hold=True)
+        self.follower = asyncio.create_task(self.run.execute("send", self.args, self.second))
+        await self.second.started.wait()
+        self.status, self.attempts = "running", 2
+
     async def do_c(self):
         await self.resolve("completed", completed=SEEN)
 
@@ -133,7 +144,7 @@ class Scene:
         await self.resolve("failed", not_applied=True)
 
     async def resolve(self, status, **outcome):
-        if self.status in ("completed", "failed"):
+        if self.status in ("completed", "failed") or self.follower is not None:
             return
         while True:
             now = await self.receipt()
@@ -157,6 +168,10 @@ class Scene:
                 assert (caught.value.has_result, caught.value.result) == ((True, MINE) if cut_off else (False, None))
             else:
                 assert await self.task == self.outcome
+        if self.follower is not None:
+            self.second.go.set()
+            assert await self.follower == SECOND
+            self.status, self.result = "completed", SECOND
         receipt = await self.receipt()
         assert (receipt.status, receipt.attempts) == (self.status, self.attempts)
         if self.status == "completed":
@@ -185,7 +200,8 @@ async def test_every_order(server, namespace, bucket, nc, group):
             finally:
                 await proxy.resume()
                 playing.mine.go.set()
-                await asyncio.wait([playing.task])
+                playing.second.go.set()
+                await asyncio.wait([task for task in (playing.task, playing.follower) if task is not None])
 
     async with toolkit_of(server.url, namespace, lease=LEASE, history=64) as near:
         outcomes = await asyncio.gather(*(scene(word, near) for word in group), return_exceptions=True)

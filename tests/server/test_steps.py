@@ -512,6 +512,30 @@ async def test_heartbeats_during_a_long_step(far, key, log, nc, namespace):
     assert (list(record["steps"]), record["attempts"]) == (["a", "slow"], 1)
 
 
+async def test_a_ghost_of_a_renewal_that_lands_under_a_step(far, proxy, key, log, nc, namespace):
+    """The step's write is lost, and what is read back under its own token is an older write, without the step."""
+
+    async def body(call):
+        ghost = proxy.delay(lambda m: m.subject.startswith("$KV."))
+        renewal = asyncio.create_task(call.renew())
+        await ghost.hit()
+        renewal.cancel()
+        lost = proxy.drop(step_writes)
+        step = asyncio.create_task(call.step("a", log.of("a")))
+        await lost.hit()
+        assert b'"seq"' in (await ghost.release()).payload
+        assert await step == "output of a"
+        assert "a" in (await stored(nc, namespace, key))["steps"]
+        if call.attempt == 1:
+            raise OSError
+        return "done"
+
+    with pytest.raises(OSError):
+        await far.execute("send", ARGS, body)
+    assert list((await stored(nc, namespace, key))["steps"]) == ["a"]
+    assert log.ran == ["a"]
+
+
 # Where steps do not belong
 
 
