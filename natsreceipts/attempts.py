@@ -390,6 +390,8 @@ class Attempts:
         `NotWritten` and `InDoubt` at the pace's deadline, and what `get` raises.
         """
         while True:
+            if attempt.held.status not in ("running", "ambiguous"):
+                raise InDoubt(Unreachable(f"{attempt.kv_key} has ended and is not renewed"))
             if entering and attempt.overshadowed:
                 return Lost(Seen(attempt.held, attempt.revision, None))
             fields: dict[str, Any] = {}

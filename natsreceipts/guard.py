@@ -85,7 +85,10 @@ async def recorded(store: Attempts, key: ReceiptKey, options: CallOptions, entry
     quick = quick_result(key, entry.revision, entry.value)
     if quick is not None:
         return True, _typed(key, options, quick.result)
-    seen = seen_of(store.bucket.name, key, entry)
+    try:
+        seen = seen_of(store.bucket.name, key, entry)
+    except (CorruptRecord, UnsupportedRecord):
+        return False, None  # it may have been mended since: the leader's word counts
     if seen.record.status != "completed":
         return False, None
     return True, _typed(key, options, await store.load(seen, seen.record.result))
@@ -265,7 +268,11 @@ class Call:
         asked = loop.time()
         try:
             async with self._one_write():
+                if self._state != "open":
+                    raise LeaseLost(self.key, "it has ended")
                 lost = await self._store.renew(self._attempt, self._store.pace(self._options.lease, patience=third))
+        except LeaseLost:
+            raise
         except (NotWritten, InDoubt, NatsReceiptsError) as failure:
             cause = failure if isinstance(failure, NatsReceiptsError) else failure.cause
             raise LeaseLost(self.key, f"its lease could not be renewed: {failure}").because(cause) from cause
@@ -305,8 +312,12 @@ class Call:
         try:
             payload, value = encode_payload(made)
             async with self._one_write():
+                if self._state != "open":
+                    raise LeaseLost(self.key, f"it ended before its step {name!r} did", result=made, has_result=True)
                 pace = self._store.pace(self._options.lease, patience=self._options.lease)
                 lost = await self._store.renew(attempt, pace, {name: Payload.model_validate_json(payload)})
+        except LeaseLost:
+            raise
         except (NotWritten, InDoubt, NotEncodable, NatsReceiptsError) as failure:
             cause = failure.cause if isinstance(failure, NotWritten | InDoubt) else failure
             raise NotRecorded(self.key, f"step {name!r}: {failure}", result=made, has_result=True).because(
@@ -424,7 +435,7 @@ class Call:
         entry = self._known or await self._store.peek(self.key, pace)
         if entry is None:
             return None
-        if not entry.erased:
+        with contextlib.suppress(ReceiptErased, CorruptRecord, UnsupportedRecord):
             seen = seen_of(self._store.bucket.name, self.key, entry)
             if seen.record.status == "completed":
                 return seen

@@ -197,7 +197,7 @@ class ReceiptStore:
         CallInFlight for a live attempt, InvalidSetting for bad arguments, Unreachable where it could not be
         written or it is not known whether it was, and what `get` raises. Nothing else was changed in any case.
         """
-        resolution = _resolution(completed, not_applied=not_applied, by=by, reason=reason)
+        resolution, value = _resolution(completed, not_applied=not_applied, by=by, reason=reason)
         entry = await self._newest(key)
         if entry is None:
             raise NotResolvable(key, status="absent", reason="no attempt was ever made")
@@ -218,6 +218,8 @@ class ReceiptStore:
         pace = self._attempts.pace(max(attempt.lease, 6.0), patience=CLAIM_PATIENCE)
         try:
             settled = await self._attempts.resolve(attempt, standing, resolution, pace)
+        except NatsReceiptsError as error:
+            raise with_key(error, attempt.key)  # noqa: B904 - it is the same error
         except NotWritten as failure:
             if isinstance(failure.cause, PermissionDenied | NotProvisioned | BucketReplaced):
                 raise with_key(failure.cause, attempt.key) from None
@@ -231,9 +233,9 @@ class ReceiptStore:
             ).because(failure.cause) from failure.cause
         if settled is None:
             raise await self._stale(key, revision)
-        return await self._resolved(key, settled, completed)
+        return await self._resolved(key, settled, value)
 
-    async def _resolved(self, key: ReceiptKey | str, settled: Judged, completed: object) -> Receipt:
+    async def _resolved(self, key: ReceiptKey | str, settled: Judged, value: Any) -> Receipt:
         """What was settled, as it was written: it stands, whether or not it can be read back now."""
         entry = None
         with contextlib.suppress(NatsReceiptsError):
@@ -243,7 +245,7 @@ class ReceiptStore:
             stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             entry = Entry(settled.record.key.kv_key, settled.revision, stamp, b"", erased=False)
         receipt = self._view(Seen(settled.record, settled.revision, entry))
-        return receipt if not receipt.large else dataclasses.replace(receipt, result=completed)
+        return receipt if not receipt.large else dataclasses.replace(receipt, result=value)
 
     async def _stale(self, key: ReceiptKey | str, revision: int) -> StaleRevision:
         entry = await self._newest(key)
@@ -373,7 +375,7 @@ def _pattern(tenant: str | None, run: str | None, tool: str | None) -> str:
     return ".".join([*tokens, "*"])
 
 
-def _resolution(completed: object, *, not_applied: bool, by: str, reason: str) -> Resolution:
+def _resolution(completed: object, *, not_applied: bool, by: str, reason: str) -> tuple[Resolution, Any]:
     for what, text in (("by", by), ("reason", reason)):
         if not isinstance(cast("object", text), str) or not text.strip():
             raise InvalidSetting(f"{what}={text!r}: say who settles this call and why, in a non-empty string")
@@ -389,9 +391,9 @@ def _resolution(completed: object, *, not_applied: bool, by: str, reason: str) -
         raise InvalidSetting("say one of completed=RESULT and not_applied=True")
     resolved = ResolvedBy(by=by, reason=reason)
     if not_applied:
-        return Resolution(resolved)
+        return Resolution(resolved), None
     try:
-        payload, _ = encode_payload(completed)
+        payload, value = encode_payload(completed)
     except NotEncodable as error:
         raise InvalidSetting(f"completed={type(completed).__name__}: {error}") from error
-    return Resolution(resolved, payload)
+    return Resolution(resolved, payload), value

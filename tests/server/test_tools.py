@@ -388,9 +388,7 @@ async def test_a_sync_tool_that_is_cancelled_before_a_thread_was_free(run, toolk
         task = asyncio.create_task(turn())
         await settled_as(toolkit, run.key("work", {}), "running")
         task.cancel()
-        await asyncio.sleep(0)
-        if kind == "idempotent":
-            await asyncio.sleep(0.1)
+        await settled_as(toolkit, run.key("work", {}), "failed")
         go.set()
         with pytest.raises(asyncio.CancelledError):
             await task
