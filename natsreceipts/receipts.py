@@ -19,6 +19,7 @@ from natsreceipts.errors import (
     InvalidName,
     InvalidSetting,
     NatsReceiptsError,
+    NotClaimed,
     NotProvisioned,
     NotResolvable,
     PermissionDenied,
@@ -280,7 +281,12 @@ class ReceiptStore:
             )
         effect = record.effect or Effect.OPAQUE
         blocked = Blocked(seen, Ambiguous("its lease is over"), effect, expires_in)
-        judged = await self._attempts.condemn(attempt, blocked)
+        try:
+            judged = await self._attempts.condemn(attempt, blocked)
+        except NotClaimed as failure:
+            raise with_key(
+                Unreachable("its lease is over, and that could not be written down; nothing was settled"), attempt.key
+            ) from failure.__cause__
         if judged is None:
             raise await self._stale(attempt.key, seen.revision)
         return judged
