@@ -240,7 +240,6 @@ async def test_an_unreadable_receipt_spoils_only_its_own_call(far, key, nc, name
 
 
 @pytest.mark.parametrize("door", ["execute", "call"])
-@pytest.mark.xfail(strict=True, reason="what was prefetched is believed")
 async def test_an_unreadable_receipt_that_was_mended_meanwhile(far, key, nc, namespace, door):
     """As the error says: the last good revision was put back. What was prefetched is not believed."""
     await put(nc, namespace, key, b"no JSON")

@@ -330,7 +330,6 @@ async def test_nobody_answers(far, proxy, namespace, nc, key, monkeypatch):
     assert await history(nc, namespace, key) == ["ambiguous"]
 
 
-@pytest.mark.xfail(strict=True, reason="told as NotClaimed")
 async def test_the_judgement_before_it_cannot_be_written(far, proxy, namespace, nc, key, monkeypatch):
     monkeypatch.setattr("natsreceipts.attempts.CLAIM_PATIENCE", 0.5)
     revision = await stand(nc, namespace, key, "running", leaseMs=300)
@@ -456,7 +455,6 @@ async def test_a_large_result_moves_to_the_object_store(server, run, receipts, k
     assert await run.execute("send", ARGS, Effect("wrong")) == big
 
 
-@pytest.mark.xfail(strict=True, reason="the error has no key")
 async def test_a_large_result_without_an_object_store(receipts, key, nc, namespace, monkeypatch):
     monkeypatch.setattr("natsreceipts.receipts.CLAIM_PATIENCE", 0.3)
     revision = await stand(nc, namespace, key, "ambiguous")
@@ -468,7 +466,6 @@ async def test_a_large_result_without_an_object_store(receipts, key, nc, namespa
     assert await history(nc, namespace, key) == ["ambiguous"]
 
 
-@pytest.mark.xfail(strict=True, reason="the argument is given back")
 async def test_a_large_result_comes_back_as_a_replay_gives_it(run, receipts, key, nc, namespace):
     revision = await stand(nc, namespace, key, "ambiguous")
     settled = await receipts.resolve(key, revision=revision, completed=[(1, 2), "x" * 500_000], **BY)

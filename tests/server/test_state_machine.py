@@ -317,7 +317,7 @@ class Universe:
             elif isinstance(error, StaleRevision | NotResolvable | CallInFlight):
                 assert not stands, f"a resolve is told as refused and is on record: {mine}"
             else:
-                assert isinstance(error, Unreachable | NotClaimed), error
+                assert isinstance(error, Unreachable), error
 
     def check_outcome(self, number, made, final):
         what = (number, made.worker.name, made.args, made.behaviour, made.entered)

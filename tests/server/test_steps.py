@@ -638,7 +638,6 @@ async def test_a_step_that_steps(run, log):
 
 
 @pytest.mark.parametrize("ends", ["completed", "failed"])
-@pytest.mark.xfail(strict=True, reason="it writes over how the call ended")
 async def test_a_step_that_ends_after_its_call(run, key, log, nc, namespace, ends):
     """It was started in the body and not waited for: how the call ended stands, completed is final."""
     go, left = asyncio.Event(), []
