@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import decimal
@@ -21,6 +22,7 @@ from typing_extensions import TypedDict
 from natsreceipts import (
     CorruptRecord,
     InvalidSetting,
+    NotClaimed,
     NotRecorded,
     PayloadMissing,
     ResultTypeMismatch,
@@ -251,6 +253,49 @@ async def test_the_object_store_is_gone(server, namespace, bucket, nc):
         assert (caught.value.has_result, len(caught.value.result)) == (True, 500_000)
         assert await run.execute("send", [2], Effect("small")) == "small"
         assert (await history(nc, namespace, run.key("send", ARGS)))[0] == "running"
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+@pytest.mark.parametrize("fault", ["drop", "drop_answer", "cut_after_store"])
+async def test_a_fault_while_an_object_is_written(proxy, server, namespace, bucket, nc, fault, nth):
+    """Three chunks and the word of them: what is lost is written again under another name."""
+    async with toolkit_of(proxy.url, namespace, lease=0.9) as far:
+        run = far.run("acme", "run-1")
+        lost = getattr(proxy, fault)(lambda m: m.subject.startswith("$O."), nth=nth)
+        value = "x" * 300_000
+        assert await run.execute("send", ARGS, Effect(value)) == value
+        assert len(lost.hits) == 1
+    async with toolkit_of(server.url, namespace) as near:
+        run = near.run("acme", "run-1")
+        assert await run.execute("send", ARGS, Effect("wrong")) == value
+        assert (await history(nc, namespace, run.key("send", ARGS)))[-1] == "completed"
+
+
+@pytest.mark.xfail(strict=True, reason="the object has a chunk too many")
+@pytest.mark.parametrize("nth", [1, 2, 3])
+async def test_a_chunk_that_comes_twice(proxy, server, namespace, bucket, nc, nth):
+    """As after a connection that drops while it is written to: the second copy is not stored."""
+    value = "x" * 300_000
+    async with toolkit_of(proxy.url, namespace) as far, toolkit_of(server.url, namespace) as near:
+        proxy.duplicate(lambda m: m.subject.startswith("$O."), nth=nth)
+        assert await far.run("acme", "run-1").execute("send", ARGS, Effect(value)) == value
+        assert await near.run("acme", "run-1").execute("send", ARGS, Effect("wrong")) == value
+
+
+@pytest.mark.parametrize("fault", ["drop", "drop_answer", "cut_after_store"])
+async def test_a_fault_while_an_object_is_read(proxy, server, namespace, bucket, nc, fault, monkeypatch):
+    """No answer is no missing payload."""
+    monkeypatch.setattr("natsreceipts.payloads._READ_TIMEOUT", 0.3)
+    async with toolkit_of(server.url, namespace) as near, toolkit_of(proxy.url, namespace) as far:
+        value = "x" * 300_000
+        assert await near.run("acme", "run-1").execute("send", ARGS, Effect(value)) == value
+        run = far.run("acme", "run-1")
+        effect = Effect("wrong")
+        for nth in (1, 2):
+            getattr(proxy, fault)(lambda m: m.subject.startswith("$JS.API.DIRECT.GET.OBJ_"), nth=nth)
+            with contextlib.suppress(NotClaimed):  # because nobody answered in time
+                assert await run.execute("send", ARGS, effect) == value
+        assert effect.entered == 0
 
 
 # A server that takes less

@@ -286,3 +286,52 @@ async def test_renewals_that_are_held_back_and_land_late(server, namespace, buck
         after = await revisions(nc, namespace, key)
         assert [r["write"] for r in after[: len(before)]] == [r["write"] for r in before]
         check_history(after)
+
+
+@pytest.mark.parametrize("follower", [False, True])
+@pytest.mark.parametrize("how", ["swallows its cancellation", "goes on"])
+async def test_a_body_that_ends_over_a_persons_failed(server, namespace, bucket, nc, how, follower):
+    """It has happened all the same: that stands as long as no new attempt was granted."""
+    on_lost = "continue" if how == "goes on" else "cancel"
+    async with toolkit_of(server.url, namespace, lease=LEASE) as one, toolkit_of(server.url, namespace) as two:
+        run = two.run("acme", "run-1")
+        key = run.key("send", [1])
+        lost, go, second = asyncio.Event(), asyncio.Event(), Effect(SECOND)
+
+        async def body(call):
+            try:
+                while not call.lost:
+                    await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                assert how == "swallows its cancellation"
+            lost.set()
+            await go.wait()
+            return MINE
+
+        task = asyncio.create_task(one.run("acme", "run-1").execute("send", [1], body, on_lost=on_lost))
+
+        async def claimed():
+            return await two.receipts.get(key)
+
+        await until(claimed)
+        while True:
+            try:
+                revision = (await two.receipts.get(key)).revision
+                await two.receipts.resolve(
+                    key, revision=revision, not_applied=True, by="a", reason="r", even_if_running=True
+                )
+                break
+            except StaleRevision:
+                continue
+        await lost.wait()
+        if follower:
+            assert await run.execute("send", [1], second) == SECOND
+        go.set()
+        if follower:
+            with pytest.raises(LeaseLost) as caught:
+                await task
+            assert (caught.value.has_result, caught.value.result) == (True, MINE)
+        else:
+            assert await task == MINE
+        assert await run.execute("send", [1], Effect("wrong")) == (SECOND if follower else MINE)
+        check_history(await revisions(nc, namespace, key))

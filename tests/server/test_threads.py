@@ -282,6 +282,28 @@ async def test_a_late_completion_over_a_resolvers_failed(run, toolkit, work, key
     assert work.entered == 1
 
 
+async def test_a_resolvers_failed_over_a_thread_that_runs(run, toolkit, work, key, nc, namespace):
+    """The heartbeat finds it, the caller hears that the call is lost; the thread's end still goes over it."""
+    blocking = tool_of(work, lease=0.4)
+
+    async def turn():
+        async with run:
+            return await blocking()
+
+    task = asyncio.create_task(turn())
+    await work.has_started()
+    revision = (await toolkit.receipts.get(key)).revision
+    await toolkit.receipts.resolve(key, revision=revision, not_applied=True, by="ann", reason="r", even_if_running=True)
+    with pytest.raises(LeaseLost):
+        await task
+    work.go.set()
+    await toolkit.close()
+    assert (await history(nc, namespace, key))[-2:] == ["failed", "completed"]
+    async with run:
+        assert await blocking() == "in the end"
+    assert work.entered == 1
+
+
 async def test_a_late_completion_after_a_new_attempt(run, toolkit, work, key, nc, namespace, caplog):
     blocking = tool_of(work)
     async with cancelled_in(run, blocking, work) as task:
