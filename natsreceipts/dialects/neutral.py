@@ -1,0 +1,101 @@
+"""``neutral``: calls are blocks of an assistant message, a result is a message of the role ``toolResult``.
+
+Which API it will go to is not known, so a request in it is one that the strictest can be made from.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from natsreceipts.dialects.base import (
+    OTHER,
+    Answer,
+    Call,
+    Dialect,
+    ErrorKind,
+    Malformed,
+    Message,
+    MessageView,
+    Result,
+    a_dict,
+    a_list,
+    an_id,
+    error_kind_in,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Neutral"]
+
+_OTHER_ROLES = frozenset({"user", "system", "developer"})
+
+
+class Neutral(Dialect):
+    """The neutral dialect; ``details.errorKind`` marks a close."""
+
+    name = "neutral"
+
+    def view(self, message: Message) -> MessageView:
+        """Read a message."""
+        role = a_dict(message, "it").get("role")
+        if role == "toolResult":
+            tool = message.get("toolName")
+            name = tool if type(tool) is str else ""
+            call_id = an_id(message.get("toolCallId"), "toolCallId")
+            return MessageView((), (Result(call_id, name, error_kind_in(message.get("details"))),))
+        if role != "assistant":
+            if isinstance(role, str) and role in _OTHER_ROLES:
+                return OTHER
+            raise Malformed(f"it has the role {role!r}")
+        content = message.get("content")
+        if content is None or isinstance(content, str):
+            return OTHER
+        calls = tuple(
+            Call(
+                an_id(block.get("id"), "the id of a toolCall"),
+                an_id(block.get("name"), "the name of a toolCall"),
+                block.get("arguments"),
+            )
+            for item in a_list(content, "content")
+            if (block := a_dict(item, "a block of its content")).get("type") == "toolCall"
+        )
+        return MessageView(calls, ()) if calls else OTHER
+
+    def error_kinds(self, message: Message) -> list[ErrorKind | None]:
+        """Return the error kind of a result: all that it takes is in its details, which are a tool's own otherwise."""
+        return [error_kind_in(a_dict(message, "it").get("details"))]
+
+    def mint(self, call: Call, value: object, *, is_error: bool, error_kind: ErrorKind | None = None) -> Message:
+        """Make the message with the result of a call."""
+        message: Message = {
+            "role": "toolResult",
+            "toolCallId": call.id,
+            "toolName": call.name,
+            "content": [{"type": "text", "text": text_of(value)}],
+            "isError": is_error,
+        }
+        if error_kind is not None:
+            message["details"] = {"errorKind": error_kind.value}
+        return message
+
+    def placed(self, answer: Answer, caller: Message) -> Message:
+        """Return the result under its id in the request; a close without what marks it."""
+        del caller
+        piece = answer.piece
+        if error_kind_in(piece.get("details")) is not None:
+            details: Message = {name: value for name, value in piece["details"].items() if name != "errorKind"}
+            piece = {name: value for name, value in piece.items() if name != "details"}
+            if details:
+                piece["details"] = details
+        return piece if piece["toolCallId"] == answer.wire_id else {**piece, "toolCallId": answer.wire_id}
+
+    def renamed(self, message: Message, ids: Sequence[str]) -> Message:
+        """Return a copy of a message with its calls' ids replaced, in order."""
+        new = iter(ids)
+        blocks = [
+            {**block, "id": next(new)} if block.get("type") == "toolCall" else block
+            for block in cast("list[Message]", message["content"])
+        ]
+        return {**message, "content": blocks}
