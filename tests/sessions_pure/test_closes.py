@@ -242,6 +242,14 @@ def test_arguments_that_are_no_object_are_none():
     assert arguments("{") is arguments("[1]") is arguments("[" * 100_000) is arguments("7") is None
     custom = {"type": "custom_tool_call", "call_id": "a", "name": "t", "input": "{}"}
     assert tool_calls_of(custom, dialect="openai-responses")[0].arguments is None
+    custom = {
+        "role": "assistant",
+        "tool_calls": [{"id": "a", "type": "custom", "custom": {"name": "t", "input": "{}"}}],
+    }
+    assert tool_calls_of(custom, dialect="openai-chat")[0].arguments is None
+    raw = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "t", "arguments": '{"k": 1}'}}]}
+    for dialect in ("openai-chat", "langchain"):
+        assert [(c.name, c.arguments) for c in tool_calls_of(raw, dialect=dialect)] == [("t", {"k": 1})]
 
 
 # ---------------------------------------------------------------- hostile input
@@ -316,6 +324,14 @@ def test_is_interrupted_close_never_raises():
             assert is_close is False
 
 
+@pytest.mark.parametrize("details", [None, 7, [], {"errorKind": []}, {"errorKind": {}}, {"errorKind": "timeout"}])
+def test_a_tools_own_details_make_no_close(details):
+    message = {"role": "toolResult", "toolCallId": "a", "content": [], "details": details}
+    messages = [*shaped([calls("a")], "neutral"), message]
+    assert find_orphan_tool_calls(messages) == []
+    assert request_view(messages).messages[1] is message
+
+
 def test_a_close_among_real_results_is_no_close():
     block = a_close("a", "anthropic")["content"][0]
     real = {"type": "tool_result", "tool_use_id": "b", "content": ""}
@@ -364,6 +380,62 @@ def test_errors_of_a_message_are_not_raised_raw(dialect):
     with pytest.raises(InvalidTranscript, match=r"message 0 .*RuntimeError") as caught:
         find_orphan_tool_calls([Raises()], dialect=dialect)
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "message"),
+    [
+        ("anthropic", {"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "x"}]}),
+        ("anthropic", {"role": "user", "content": [{"type": "tool_use", "id": "x", "name": "t"}]}),
+        (
+            "pydantic-ai",
+            {"kind": "request", "parts": [{"part_kind": "tool-call", "tool_call_id": "a", "tool_name": "t"}]},
+        ),
+        (
+            "pydantic-ai",
+            {"kind": "response", "parts": [{"part_kind": "tool-return", "tool_call_id": "a", "tool_name": "t"}]},
+        ),
+        ("openai-chat", {"role": "tool", "tool_call_id": EvilKey("a")}),
+        ("openai-chat", {"role": "human", "content": ""}),
+        ("openai-responses", {"role": "tool", "content": ""}),
+        ("langchain", {"lc": 1, "type": "constructor", "id": ["HumanMessage"], "kwargs": {}}),
+        ("neutral", {"role": "tool", "content": ""}),
+    ],
+)
+def test_a_message_out_of_its_dialect_is_refused(dialect, message):
+    with pytest.raises(InvalidTranscript, match="message 0 "):
+        find_orphan_tool_calls([message], dialect=dialect)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "field", "values"),
+    [
+        ("openai-chat", "role", ["system", "developer", "user", "function", "assistant"]),
+        ("openai-responses", "role", ["system", "developer", "user", "assistant"]),
+        ("openai-responses", "type", ["item_reference", "mcp_call", "compaction", "one of tomorrow"]),
+        ("anthropic", "role", ["user", "assistant", "system"]),
+        ("neutral", "role", ["system", "developer", "user", "assistant"]),
+        (
+            "langchain",
+            "type",
+            ["human", "system", "function", "chat", "remove", "HumanMessageChunk", "SystemMessageChunk"],
+        ),
+        ("langchain", "role", ["user", "assistant", "developer"]),
+    ],
+)
+def test_messages_without_calls_are_passed_on(dialect, field, values):
+    messages = [{field: value, "content": "text"} for value in values]
+    assert request_view(messages, dialect=dialect).messages == messages
+
+
+def test_langchain_reads_chunks_as_the_messages_that_they_are():
+    call = {"name": "t", "args": {}, "id": "a"}
+    chunk = {"type": "AIMessageChunk", "data": {"content": "", "tool_calls": [call]}}
+    answer = {"type": "ToolMessageChunk", "data": {"content": "", "tool_call_id": "a"}}
+    assert [o.tool_call_id for o in find_orphan_tool_calls([chunk], dialect="langchain")] == ["a"]
+    assert not find_orphan_tool_calls([chunk, answer], dialect="langchain")
+    spoken = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert [c.id for c in tool_calls_of(spoken, dialect="langchain")] == ["a"]
 
 
 @pytest.mark.parametrize("name", ["", "openai", None, 7, []])

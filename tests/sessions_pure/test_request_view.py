@@ -104,6 +104,12 @@ def test_what_has_no_call_is_left_out_and_announced(dialect):
     assert view.left_out == (LeftOut("orphan_result", "z", 1), LeftOut("orphan_result", "y", 3))
     assert result_texts(view.messages, dialect) == []
     assert len(view.messages) == 3
+    messages = shaped([result("z"), calls("a"), result("a"), close("a"), result("y"), result("a")], dialect)
+    left_out = request_view(messages, dialect=dialect).left_out
+    assert [(item.reason, item.message_index) for item in left_out] == [
+        ("orphan_result", 0), ("void_close", 3), ("orphan_result", 4), ("duplicate_result", 5),
+    ]  # fmt: skip
+    messages = shaped([user(), result("z"), user(), close("y"), says()], dialect)
     assert [(o.kind, o.tool_call_id, o.message_index) for o in find_orphan_tool_calls(messages, dialect=dialect)] == [
         ("result", "z", 1), ("result", "y", 3),
     ]  # fmt: skip
@@ -136,6 +142,10 @@ def test_a_suspended_call_is_no_orphan_and_is_not_closed(dialect):
     RULES[dialect](view.messages)
     assert view.closed == ()
     assert [(c.tool_call_id, c.tool_name) for c in view.suspended] == [("a", "t")]
+    # A call on hold has not failed.
+    assert not any(
+        mark in str(view.messages) for mark in ("is_error", "'isError': True", "'status': 'error'", "incomplete")
+    )
     (_, held), answered = result_texts(view.messages, dialect)
     assert "on hold" in held
     assert answered == ("b", "B")
@@ -266,6 +276,15 @@ def test_responses_leaves_out_reasoning_that_nothing_follows(abstract, loose):
     assert view.left_out == tuple(LeftOut("loose_reasoning", None, index) for index in loose)
 
 
+@pytest.mark.parametrize("kind", ["mcp_approval_response", "computer_call_output"])
+def test_responses_knows_what_the_host_says_from_what_the_model_says(kind):
+    (thought,) = shaped([reasoning()], "openai-responses")
+    view = request_view([thought, {"type": kind}], dialect="openai-responses")
+    assert view.messages == [{"type": kind}]
+    view = request_view([thought, {"type": "web_search_call"}], dialect="openai-responses")
+    assert view.left_out == ()
+
+
 def test_responses_answers_a_custom_tool_in_its_own_kind():
     dialect = "openai-responses"
     call = {"type": "custom_tool_call", "call_id": "a", "name": "shell", "input": "ls"}
@@ -303,6 +322,11 @@ def test_langchain_speaks_the_flat_form_where_the_caller_does():
     assert request_view([flat, answered], dialect="langchain").messages == [flat, answered]
     (_, nested) = request_view([{"type": "ai", "data": flat}, answered], dialect="langchain").messages
     assert nested == {"type": "tool", "data": answered}
+    said = {"role": "tool", "content": "x", "tool_call_id": "a"}
+    (_, nested) = request_view([{"type": "ai", "data": flat}, said], dialect="langchain").messages
+    assert nested == {"type": "tool", "data": {"content": "x", "tool_call_id": "a"}}
+    bare = {"type": "tool", "data": {"content": "x", "tool_call_id": "a"}}
+    assert request_view([flat, bare], dialect="langchain").messages[1] == answered
 
 
 def test_langchain_renames_an_id_wherever_the_message_repeats_it():
