@@ -11,6 +11,7 @@ Every write carries a nonce of its own and is fenced on the revision that its wr
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
 from functools import partial
@@ -34,6 +35,7 @@ from natsreceipts.errors import (
     BucketReplaced,
     CallWithdrawn,
     CorruptRecord,
+    InvalidSetting,
     NatsReceiptsError,
     NotClaimed,
     NotProvisioned,
@@ -94,6 +96,7 @@ class Attempts:
         self._payloads = payloads
         self._inline_limit = min(payloads.inline_limit, bucket.max_payload - _ROOM)
         self._worker = worker
+        self._loop = asyncio.get_running_loop()
         self._worker_json = to_json(worker)
         self._given_up: OrderedDict[str, None] = OrderedDict()
         self._unfinished: OrderedDict[str, tuple[Attempt, Ending, Any]] = OrderedDict()
@@ -109,7 +112,14 @@ class Attempts:
         return bool(self._unfinished)
 
     def pace(self, lease: float, *, patience: float) -> Pace:
-        """Tries for an operation that may take ``patience`` seconds in all."""
+        """Tries for an operation that may take ``patience`` seconds in all.
+
+        Raises InvalidSetting in another event loop than the toolkit's.
+        """
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidSetting(
+                "this toolkit belongs to another event loop: connect once in each loop (one asyncio.run, one connect)"
+            )
         return Pace(self._bucket, lease=lease, patience=patience)
 
     async def _fitted(self, attempt: Attempt, write: Write, pace: Pace) -> Write:
@@ -631,6 +641,7 @@ class Attempts:
                 f"an earlier outcome of this process still cannot be written: {failure}",
                 result=result,
                 has_result=ending.status == "completed",
+                kept=True,
             ).because(failure.cause) from failure.cause
         except BaseException:
             self.keep(attempt, ending, result)

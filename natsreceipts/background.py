@@ -94,6 +94,11 @@ class Pulse:
         """Forget a call that ended."""
         self._due.pop(call, None)
 
+    @property
+    def open_calls(self) -> int:
+        """How many calls are open that have not needed a heartbeat yet."""
+        return len(self._due)
+
     def close(self) -> None:
         """Let no timer outlive the toolkit."""
         if self._timer is not None:

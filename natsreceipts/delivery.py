@@ -13,6 +13,7 @@ from natsreceipts.errors import (
     CallInFlight,
     CallWithdrawn,
     CorruptRecord,
+    InvalidSetting,
     LeaseLost,
     NotClaimed,
     NotRecorded,
@@ -89,7 +90,13 @@ class Delivery:
 @contextlib.asynccontextmanager
 async def deliver(msg: JetStreamMessage, *, terminate: bool, progress: float) -> AsyncGenerator[Delivery, None]:
     """The body of ``Toolkit.delivery``."""
-    delivery = Delivery(msg.metadata.num_delivered)
+    try:
+        delivery = Delivery(msg.metadata.num_delivered)
+    except Exception as error:
+        raise InvalidSetting(
+            "delivery() needs a message as a JetStream consumer delivers it (nats-py's Msg from a JetStream "
+            "subscription), and this is another one"
+        ) from error
     beat = asyncio.get_running_loop().create_task(_keep_in_progress(msg, progress))
     scope = delivered.set(delivery.number)
     try:

@@ -71,7 +71,10 @@ class NotCanonical(NatsReceiptsError):
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
         self.reason = reason
-        super().__init__(f"{path} cannot be part of a call's identity: {reason}")
+        super().__init__(
+            f"{path} cannot be part of a call's identity: {reason}. Pass plain JSON data: dict with str keys, list, "
+            f"str, int, float, bool, None"
+        )
 
 
 class InvalidName(NatsReceiptsError):
@@ -114,13 +117,11 @@ class PermissionDenied(NatsReceiptsError):
 class NotProvisioned(NatsReceiptsError):
     """A bucket or stream that the toolkit needs does not exist, or its settings break the promises."""
 
-    def __init__(self, bucket: str, problem: str = "does not exist") -> None:
+    def __init__(self, bucket: str, problem: str = "does not exist", *, advice: str | None = None) -> None:
         self.bucket = bucket
         self.problem = problem
-        super().__init__(
-            f"bucket {bucket!r} {problem}: make it once with natsreceipts.connect(..., provision=True), "
-            f"using credentials that may create streams"
-        )
+        make = "make it once with natsreceipts.connect(..., provision=True), using credentials that may create streams"
+        super().__init__(f"bucket {bucket!r} {problem}: {advice or make}")
 
 
 class ServerUnavailable(NatsReceiptsError):
@@ -138,6 +139,9 @@ class NotApplied(NatsReceiptsError):
     error. Raise it only where that is known (the request was refused, the connection never opened):
     a time-out after the request went out is not such a case.
     """
+
+    def __init__(self, message: str = "the tool says that it had no effect, and will have none") -> None:
+        super().__init__(message)
 
 
 class BucketReplaced(NatsReceiptsError):
@@ -232,7 +236,7 @@ class CallTimedOut(ReceiptError, TimeoutError):
         super().__init__(
             key,
             f"the body ran longer than its time-out of {timeout:g} s and was cancelled, so the receipt is {status}. "
-            f"Repeat the call: it goes on from there",
+            f"Repeat the call: it goes on from there, or says AmbiguousCall until somebody settles it",
         )
 
 
@@ -281,15 +285,29 @@ class NotClaimed(ReceiptError):
 
 
 class NotRecorded(ReceiptError):
-    """The body ran, and its outcome could not be written down. ``result`` is what it returned."""
+    """The body ran, and its outcome could not be written down. ``result`` is what it returned.
 
-    def __init__(self, key: ReceiptKey | str, reason: str, *, result: object = None, has_result: bool = False) -> None:
+    ``kept``: this process keeps the outcome, and its next call of the same key first finishes the record.
+    """
+
+    def __init__(
+        self,
+        key: ReceiptKey | str,
+        reason: str,
+        *,
+        result: object = None,
+        has_result: bool = False,
+        kept: bool = False,
+    ) -> None:
         self.result = result
         self.has_result = has_result
+        self.kept = kept
+        finish = "repeat the call in this process, which first finishes the record, or " if kept else ""
+        returned = " (.result is what it returned)" if has_result else ""
         super().__init__(
             key,
-            f"the body was executed and its outcome could not be recorded ({reason}). Do not execute it again: "
-            f"repeat the call in this process, which first finishes the record, or settle the receipt by hand",
+            f"it was executed, and its outcome could not be recorded{returned}: {reason}. Do not execute it again: "
+            f"{finish}settle the receipt by hand",
         )
 
 
@@ -313,11 +331,12 @@ class CorruptRecord(ReceiptError):
         self.bucket = bucket
         self.revision = revision
         self.reason = reason
+        shown = key if isinstance(key, str) else key.kv_key
         super().__init__(
             key,
             f"revision {revision} in bucket {bucket!r} cannot be read ({reason}); nothing was executed. "
-            f"Look at it with `nats kv get {bucket} KEY --revision {revision} --raw` and put back the last good "
-            f"revision from `nats kv history {bucket} KEY`",
+            f"Look at it with `nats kv get {bucket} {shown} --revision {revision} --raw` and put back the last good "
+            f"revision from `nats kv history {bucket} {shown}`",
         )
 
 
@@ -350,8 +369,8 @@ class StaleRevision(ReceiptError):
         self.status = status
         super().__init__(
             key,
-            f"revision {revision} was overtaken: the receipt is {status} at revision {current}. Nothing was settled; "
-            f"look at it again and settle that revision if it still needs it",
+            f"revision {revision} is not the newest: the receipt is {status} at revision {current}. Nothing was "
+            f"settled; look at it again and settle that revision if it still needs it",
         )
 
 

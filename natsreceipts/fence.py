@@ -87,7 +87,7 @@ class HistoryDropped(InDoubt):
 class Pace:
     """How long a try lasts, the pauses between tries, and the end of trying. Seconds, on the loop's clock."""
 
-    __slots__ = ("_bucket", "_longest", "_loop", "_pause", "_try", "deadline")
+    __slots__ = ("_bucket", "_longest", "_loop", "_pause", "_shortest", "_try", "deadline")
 
     def __init__(self, bucket: Bucket, *, lease: float, patience: float) -> None:
         self._bucket = bucket
@@ -95,7 +95,8 @@ class Pace:
         self._pause = _FIRST_PAUSE
         self._longest = min(_LONGEST_TRY, lease / 3)
         self._try = min(_SHORTEST_TRY, self._longest)
-        self.deadline = self._loop.time() + patience
+        self._shortest = min(0.05, patience / 4)
+        self.deadline = self._loop.time() + patience - self._shortest
 
     def now(self) -> float:
         """The loop's clock."""
@@ -103,14 +104,15 @@ class Pace:
 
     @property
     def over(self) -> bool:
-        """Whether the deadline has come."""
-        return self._loop.time() >= self.deadline
+        """Whether the deadline has come, or no answer can come any more."""
+        return self._loop.time() >= self.deadline or self._bucket.closed
 
     def next_try(self) -> float:
         """How long the next try may last: 2 to 5 s, never more than a third of the lease, nor past the deadline."""
         length = self._try
         self._try = min(length * 1.5, self._longest)
-        return max(min(length, self.deadline - self._loop.time()), 0.001)
+        # A try is never cut so short that it must time out: it would hide what the tries before it were told.
+        return max(min(length, self.deadline - self._loop.time()), self._shortest)
 
     async def pause(self) -> None:
         """Wait before the next try: jittered, doubling up to a second."""
@@ -170,11 +172,13 @@ class _Sending:
         elif isinstance(outcome, RivalInFlight):
             self.cause = Unreachable("another write to this key was in flight, and may never be committed")
         else:
-            self.cause = outcome.cause
             if isinstance(outcome, Unknown):
+                self.cause = self.cause or outcome.cause
                 self.doubt = True
-            elif not outcome.retry and not self.doubt:
-                raise NotWritten(outcome.cause)
+            else:
+                self.cause = outcome.cause
+                if not outcome.retry and not self.doubt:
+                    raise NotWritten(outcome.cause)
         self._first = False
         return None
 

@@ -62,6 +62,9 @@ _SETTLE_PATIENCE = 120.0
 _HURRIED = 5.0
 """Seconds that a cancelled call takes to write down what it leaves behind."""
 
+_TAIL = 0.06
+"""Seconds at the end of a lease in which no further try to renew it is made."""
+
 _UNSET: Any = object()
 
 _LEFT = "_natsreceipts_left"
@@ -507,11 +510,14 @@ class Call:
             verdict, cause = await self._verify()
             if isinstance(verdict, Unknown):
                 error = judged.record.error
+                detail = f"{error.type}: {error.message}" if error else ""
+                if cause is not None:
+                    detail += f"; and verify= failed: {cause}"
                 raise AmbiguousCall(
                     self.key,
                     revision=judged.revision,
                     attempts=judged.record.attempts,
-                    detail=f"{error.type}: {error.message}" if error else "",
+                    detail=detail,
                 ).because(cause) from cause
             pace = store.pace(self._options.lease, patience=CLAIM_PATIENCE)
             try:
@@ -574,7 +580,9 @@ class Call:
             except (NotWritten, InDoubt, NatsReceiptsError) as silence:
                 opaque = attempt.held.effect is Effect.OPAQUE
                 _log.warning("%s: the lease could not be renewed: %s", self.key.kv_key, silence)
-                if loop.time() >= attempt.sent + lease and not opaque:
+                left = attempt.sent + lease - loop.time()
+                if left <= _TAIL and not opaque:
+                    await asyncio.sleep(max(left, 0.0))
                     self._interrupt("silence")
                     return
                 await asyncio.sleep(min(lease / 10, 1.0))
@@ -779,7 +787,7 @@ class Call:
             if ending.status == "completed" and cause is not None and _is_about_the_value(cause):
                 await self._unstorable(cause)
             store.keep(attempt, ending, value)
-            raise NotRecorded(self.key, str(failure), result=value, has_result=self._returned) from cause
+            raise NotRecorded(self.key, str(failure), result=value, has_result=self._returned, kept=True) from cause
         if lost is None:
             return
         if await self._replay_resolved(lost):

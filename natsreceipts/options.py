@@ -57,7 +57,8 @@ class CallOptions:
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise InvalidSetting(f"{name}={value!r}: use a finite number of seconds")
             if value < least or (name == "timeout" and value == 0):
-                raise InvalidSetting(f"{name}={value!r}: use at least {least:g} seconds")
+                at_least = "more than 0" if name == "timeout" else f"at least {least:g}"
+                raise InvalidSetting(f"{name}={value!r}: use {at_least} seconds")
         if self.on_lost not in ("cancel", "continue"):
             raise InvalidSetting(f"on_lost={self.on_lost!r}: use 'cancel' or 'continue'")
         classes = cast("object", self.not_applied)
@@ -67,8 +68,10 @@ class CallOptions:
             isinstance(c, type) and issubclass(c, BaseException) for c in cast("tuple[object, ...]", classes)
         ):
             raise InvalidSetting(f"not_applied={self.not_applied!r}: use a tuple of exception classes")
-        if self.verify is not None and not callable(self.verify):
-            raise InvalidSetting(f"verify={self.verify!r}: use an async function")
+        if self.store_args is not True and self.store_args is not False:
+            raise InvalidSetting(f"store_args={self.store_args!r}: use True or False")
+        if self.verify is not None:
+            takes_argument(self.verify)
         if self.result_type is not None:
             try:
                 adapter_of(self.result_type)
@@ -84,10 +87,25 @@ def adapter_of(result_type: Any) -> pydantic.TypeAdapter[Any]:
 
 
 def takes_argument(fn: Callable[..., Any]) -> bool:
-    """Whether ``fn`` has a required positional parameter (which is then given the call)."""
-    if type(fn) is FunctionType and not fn.__dict__:
+    """Whether ``fn`` has a required positional parameter (which is then given the call).
+
+    Raises InvalidSetting where it cannot be called with no argument, nor with one.
+    """
+    if not callable(cast("object", fn)):
+        raise InvalidSetting(f"{fn!r} cannot be called: pass a function of no argument, or of the call")
+    if type(fn) is FunctionType and not fn.__dict__ and not fn.__code__.co_kwonlyargcount:
         # Nothing is wrapped: the usual case, at a hundredth of what a signature costs.
-        return fn.__code__.co_argcount > len(fn.__defaults__ or ())
-    parameters = inspect.signature(fn).parameters.values()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)
+        required = fn.__code__.co_argcount - len(fn.__defaults__ or ())
+    else:
+        try:
+            parameters = inspect.signature(fn).parameters.values()
+        except ValueError:
+            return False  # written in C, and does not tell
+        empty = [p for p in parameters if p.default is inspect.Parameter.empty]
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        required = sum(p.kind in positional for p in empty)
+        if any(p.kind is inspect.Parameter.KEYWORD_ONLY for p in empty):
+            required = 2
+    if required > 1:
+        raise InvalidSetting(f"{fn!r} wants more than the call: pass a function of no argument, or of the call")
+    return required == 1

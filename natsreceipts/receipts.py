@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from natsreceipts._jetstream import Entry
 from natsreceipts.attempt import Attempt, Blocked, Judged, Resolution
@@ -25,6 +25,7 @@ from natsreceipts.errors import (
     PermissionDenied,
     StaleRevision,
     Unreachable,
+    UnsupportedRecord,
     with_key,
 )
 from natsreceipts.fence import InDoubt, NotWritten, Pace, newest
@@ -130,19 +131,34 @@ class ReceiptStore:
     ) -> AsyncIterator[Receipt]:
         """The newest revision of each receipt, filtered by names and status; an async iterator, in order of keys.
 
-        Erased receipts are left out. Raises as `get`; a receipt that cannot be read raises CorruptRecord.
+        Erased receipts are left out. Raises as `get`; where one cannot be read, that is raised after all others were
+        given.
         """
+        if status is not None and status not in get_args(Status):
+            raise InvalidSetting(f"status={status!r}: use one of {', '.join(get_args(Status))}")
         pattern = _pattern(tenant, run, tool)
         entries = await self._bucket.newest_of(pattern, timeout=_READ_PATIENCE)
+        unreadable: NatsReceiptsError | None = None
         if entries is not None:
             for entry in sorted(entries, key=lambda entry: entry.key):
-                if (receipt := self._shown(entry, status)) is not None:
+                try:
+                    receipt = self._shown(entry, status)
+                except (CorruptRecord, UnsupportedRecord) as error:
+                    unreadable = unreadable or error
+                    continue
+                if receipt is not None:
                     yield receipt
-            return
-        for kv_key in await self._bucket.keys(pattern, timeout=_READ_PATIENCE):
+        for kv_key in await self._bucket.keys(pattern, timeout=_READ_PATIENCE) if entries is None else ():
             entry = await self._bucket.newest(kv_key, timeout=_READ_PATIENCE, leader=False)
-            if entry is not None and (receipt := self._shown(entry, status)) is not None:
+            try:
+                receipt = self._shown(entry, status) if entry is not None else None
+            except (CorruptRecord, UnsupportedRecord) as error:
+                unreadable = unreadable or error
+                continue
+            if receipt is not None:
                 yield receipt
+        if unreadable is not None:
+            raise unreadable
 
     async def watch(
         self, *, tenant: str | None = None, run: str | None = None, tool: str | None = None
@@ -198,6 +214,8 @@ class ReceiptStore:
         CallInFlight for a live attempt, InvalidSetting for bad arguments, Unreachable where it could not be
         written or it is not known whether it was, and what `get` raises. Nothing else was changed in any case.
         """
+        if type(revision) is not int or revision < 1:
+            raise InvalidSetting(f"revision={revision!r}: use the revision that you looked at, an int of at least 1")
         resolution, value = _resolution(completed, not_applied=not_applied, by=by, reason=reason)
         entry = await self._newest(key)
         if entry is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast, overload
 
 from natsreceipts.background import Pulse, Stragglers, see_through
 from natsreceipts.decision import Effect
-from natsreceipts.errors import CallInFlight, InvalidName, NatsReceiptsError, NoActiveRun, with_key
+from natsreceipts.errors import CallInFlight, InvalidSetting, NatsReceiptsError, NoActiveRun, with_key
 from natsreceipts.guard import Call, inside, mark_left, recorded
 from natsreceipts.identity import Digest, ReceiptKey, args_hash, key_token
 from natsreceipts.options import CallOptions, takes_argument
@@ -273,9 +273,10 @@ class Run:
         """Execute ``fn`` once for this call, or return the recorded result of the attempt that did.
 
         ``fn`` takes no argument, or one: the `Call`. What it returns (awaited) is the result, and comes back as a
-        replay would give it. Equal calls in this process share one execution. Raises what `Call` raises, and what
-        ``fn`` raises.
+        replay would give it. Equal calls in this process share one execution, and get the very same result object.
+        Raises what `Call` raises, and what ``fn`` raises.
         """
+        wants_call = takes_argument(fn)
         key = self.key(tool, args, distinct=distinct)
         chosen = self._options_of(options)
         if chosen.effect is not Effect.READ and inside(key):
@@ -292,7 +293,7 @@ class Run:
         async def work() -> Any:
             async with self._call(key, chosen, args, known, read_first=False) as call:
                 if not call.replayed:
-                    value: object = fn(call) if takes_argument(fn) else fn()
+                    value: object = fn(call) if wants_call else fn()
                     # The type is the quick look; the other asks an abstract base class.
                     if type(value) is CoroutineType or inspect.isawaitable(value):
                         value = await cast("Awaitable[object]", value)
@@ -315,8 +316,8 @@ class Run:
     def _options_of(self, options: dict[str, Any]) -> CallOptions:
         if not options and self._plain is not None:
             return self._plain
-        try:
-            return CallOptions(**{**self._defaults, **options})
-        except TypeError as error:
+        chosen = {**self._defaults, **options}
+        if unknown := chosen.keys() - CallOptions.__dataclass_fields__.keys():
             names = ", ".join(CallOptions.__dataclass_fields__)
-            raise InvalidName("option", ", ".join({**self._defaults, **options}), f"a call takes {names}") from error
+            raise InvalidSetting(f"{', '.join(sorted(unknown))}: no option of a call, which takes {names}")
+        return CallOptions(**chosen)

@@ -9,7 +9,7 @@ import re
 import socket
 from typing import TYPE_CHECKING, Any, cast
 
-from natsreceipts._jetstream import BucketSpec, bind, bind_objects, opened, provision_objects
+from natsreceipts._jetstream import BucketSpec, bind, bind_objects, checked_servers, opened, provision_objects
 from natsreceipts._jetstream import provision as make
 from natsreceipts.attempts import Attempts
 from natsreceipts.background import Pulse, Stragglers
@@ -49,6 +49,11 @@ class Toolkit:
 
     async def close(self) -> None:
         """Called at the end of `connect`: waits for threads of calls that were cancelled over them."""
+        if self._pulse.open_calls:
+            _log.warning(
+                "the toolkit is closed over %d open calls: what they come to cannot be recorded any more",
+                self._pulse.open_calls,
+            )
         self._pulse.close()
         await self._stragglers.end()
 
@@ -81,7 +86,14 @@ class Toolkit:
         cancelled. In a redelivery calls read their receipt before
         they claim.
         """
+        _check("progress", progress, (int, float), 0.01, 3600)
         return deliver(msg, terminate=terminate, progress=progress)
+
+
+def _check(name: str, value: object, kind: type | tuple[type, ...], least: float, most: float) -> None:
+    number = isinstance(value, kind) and not isinstance(value, bool)
+    if not number or not least <= cast("float", value) <= most:
+        raise InvalidSetting(f"{name}={value!r}: use a number from {least:g} to {most:g}")
 
 
 @contextlib.asynccontextmanager
@@ -109,21 +121,31 @@ async def connect(
     that is there is never changed. ``lease``: seconds, the default of every call. ``inline_limit``: bytes of a record
     above which its payloads move to the object store ``receipt-payloads``. ``worker`` names this worker in
     receipts, for people (``host/pid`` by default). ``connect_timeout``: seconds. Further keyword arguments go to
-    nats-py's ``connect`` (``user``, ``password``, ``user_credentials``, ``tls``, …).
+    nats-py's ``connect`` (``user``, ``password``, ``user_credentials``, ``tls``, …), except for ``pending_size``,
+    ``max_reconnect_attempts``, ``error_cb`` and ``disconnected_cb``, which the guarantees rest on.
 
     Raises Unreachable, PermissionDenied, NotProvisioned (a bucket is missing, or its settings break the
     promises), InvalidName, InvalidSetting. Settings that weaken a promise are logged as warnings.
     """
-    if namespace and not _NAMESPACE.fullmatch(namespace):
+    if not isinstance(cast("object", namespace), str) or (namespace and not _NAMESPACE.fullmatch(namespace)):
         raise InvalidName("namespace", namespace, "use 1 to 64 of A-Z, a-z, 0-9, - and _")
+    _check("replicas", replicas, int, 1, 5)
+    _check("history", history, int, 1, 10**6)
+    _check("retention", retention, (int, float), 0, 10**9)
+    _check("inline_limit", inline_limit, int, 1024, 2**30)
+    _check("connect_timeout", connect_timeout, (int, float), 0.001, 3600)
+    if provision is not True and provision is not False:
+        raise InvalidSetting(f"provision={provision!r}: use True or False")
+    worker = worker if worker is not None else f"{socket.gethostname()}/{os.getpid()}"
+    if not isinstance(cast("object", worker), str) or not worker.isprintable() or len(worker) > 200:
+        raise InvalidSetting(f"worker={worker!r}: use up to 200 printable characters")
+    servers = checked_servers(servers_or_client, connection)
     options = CallOptions(lease=lease)
     if not callable(digest):
         raise InvalidSetting(f"digest={digest!r}: use sha256_hex or hmac_digest(secret)")
-    if isinstance(cast("object", inline_limit), bool) or inline_limit < 1024:
-        raise InvalidSetting(f"inline_limit={inline_limit!r}: use at least 1024 bytes")
     payloads_name = f"{namespace}-receipt-payloads" if namespace else "receipt-payloads"
     bucket_name = f"{namespace}-receipts" if namespace else "receipts"
-    async with opened(servers_or_client, connect_timeout=connect_timeout, options=connection) as link:
+    async with opened(servers, connect_timeout=connect_timeout, options=connection) as link:
         if provision:
             spec = BucketSpec(bucket_name, replicas, history, retention)
             await make(link, spec, lease=options.lease, timeout=connect_timeout)
@@ -140,7 +162,7 @@ async def connect(
                 least,
             )
         payloads = PayloadStore(objects, inline_limit=inline_limit)
-        attempts = Attempts(bucket, payloads, worker=worker or f"{socket.gethostname()}/{os.getpid()}")
+        attempts = Attempts(bucket, payloads, worker=worker)
         toolkit = Toolkit(ReceiptStore(bucket, attempts), attempts, digest=digest, defaults={"lease": options.lease})
         try:
             yield toolkit

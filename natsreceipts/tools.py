@@ -123,7 +123,7 @@ def tool(fn: Callable[_P, _T], /) -> Tool[_P, _T]: ...
 @overload
 def tool(*, name: str | None = None, **options: Any) -> _Decorator: ...
 def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
-    """Make a function, async or not, a guarded tool.
+    """Make a function, async or not (no method), a guarded tool.
 
     ``name`` is the tool's name in keys (by default the function's); options as in `CallOptions`, ``effect`` above
     all. Arguments are bound by the function's signature with defaults, so ``f(1)`` and ``f(a=1)`` are the same

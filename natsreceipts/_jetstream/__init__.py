@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from natsreceipts._jetstream.bucket import JetStreamBucket
-from natsreceipts._jetstream.connection import Connection, opened
+from natsreceipts._jetstream.connection import Connection, checked_servers, opened
 from natsreceipts._jetstream.objects import JetStreamObjects
 from natsreceipts._jetstream.seam import (
     Accepted,
@@ -51,6 +51,7 @@ __all__ = [
     "Unknown",
     "bind",
     "bind_objects",
+    "checked_servers",
     "findings",
     "opened",
     "provision",

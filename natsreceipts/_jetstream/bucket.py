@@ -121,6 +121,11 @@ class JetStreamBucket:
         self._info = f"$JS.API.STREAM.INFO.{self._stream}"
 
     @property
+    def closed(self) -> bool:
+        """The connection's state (see the seam)."""
+        return self._connection.closed
+
+    @property
     def max_payload(self) -> int:
         """The connection's limit (see the seam)."""
         return self._connection.max_payload
@@ -264,9 +269,13 @@ class JetStreamBucket:
         try:
             return await self._connection.request_many(self._direct_get.removesuffix("."), query, timeout=timeout)
         except NotSent as error:
-            raise Unreachable(f"bucket {self.name!r} cannot be read: {error.cause}").because(error.cause) from error
-        except NoResponders as error:
-            raise Unreachable(f"no stream answers for bucket {self.name!r} right now").because(error) from error
+            if isinstance(error.cause, PermissionDenied):
+                raise error.cause from None
+            raise Unreachable(f"bucket {self.name!r} cannot be read: {error.cause}").because(
+                error.cause
+            ) from error.cause
+        except NoResponders:
+            raise Unreachable(f"no stream answers for bucket {self.name!r} right now") from None
 
     async def successor(self, key: str, revision: int, *, timeout: float) -> Entry | None:
         """The oldest kept revision above ``revision`` (see the seam)."""
@@ -356,9 +365,13 @@ class JetStreamBucket:
         try:
             return await self._connection.request(subject, payload, timeout=timeout)
         except NotSent as error:
-            raise Unreachable(f"bucket {self.name!r} cannot be read: {error.cause}").because(error.cause) from error
-        except NoResponders as error:
-            raise Unreachable(f"no stream answers for bucket {self.name!r} right now").because(error) from error
+            if isinstance(error.cause, PermissionDenied):
+                raise error.cause from None
+            raise Unreachable(f"bucket {self.name!r} cannot be read: {error.cause}").because(
+                error.cause
+            ) from error.cause
+        except NoResponders:
+            raise Unreachable(f"no stream answers for bucket {self.name!r} right now") from None
 
 
 class _SubjectHint:

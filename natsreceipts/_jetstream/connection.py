@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import nats
 import nats.errors
 from nats.aio.client import Client
+from typing_extensions import TypeIs
 
-from natsreceipts.errors import PermissionDenied, Unreachable
+from natsreceipts.errors import InvalidSetting, PermissionDenied, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
-__all__ = ["Connection", "NoResponders", "NotSent", "Reply", "opened"]
+__all__ = ["Connection", "NoResponders", "NotSent", "Reply", "checked_servers", "opened"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -73,9 +74,9 @@ class Connection:
         self._waiting: dict[str, _Waiting] = {}
         self._gathering: dict[str, Callable[[Reply], None]] = {}
         self._sweep: asyncio.TimerHandle | None = None
+        self._given_up = False
+        self._inbox_denied: PermissionDenied | None = None
         self._inbox: Subscription | None = None
-        self._denied: set[str] = set()
-        """Subjects, in the lower case in which nats-py hands the server's errors on."""
 
     async def open(self, *, timeout: float) -> None:
         """Subscribe to the inbox. Raises PermissionDenied where that is not allowed, Unreachable after ``timeout``.
@@ -89,11 +90,19 @@ class Connection:
             await self._client.flush(timeout=max(1, round(timeout)))
         except (TimeoutError, nats.errors.Error, OSError) as error:
             raise Unreachable(f"the NATS server did not answer within {timeout:.0f} s").because(error) from error
-        if subject.lower() in self._denied or self._last_denied(subject) is not None:
+        self.check_inbox()
+
+    def check_inbox(self) -> None:
+        """Raise PermissionDenied where the server is known to have refused the inbox."""
+        subject = self._prefix + "*"
+        if self._last_denied(subject) is not None:
+            self._inbox_denied = PermissionDenied("subscribe", subject)
+        if self._inbox_denied is not None:
             raise PermissionDenied("subscribe", subject)
 
     async def close(self) -> None:
         """Give up the inbox; requests in flight end as unreachable."""
+        self._given_up = True
         self._fail_all(Unreachable("the toolkit was closed while this request was in flight"))
         if self._sweep is not None:
             self._sweep.cancel()
@@ -142,8 +151,17 @@ class Connection:
             raise NoResponders(subject)
         return reply
 
+    @property
+    def closed(self) -> bool:
+        """Whether no request will ever be answered any more."""
+        return self._given_up or self._client.is_closed
+
     def _check(self, payload: bytes, headers: dict[str, str] | None) -> None:
         client = self._client
+        if self._given_up:
+            raise NotSent(Unreachable("the toolkit was closed: nothing is sent any more"), retry=False)
+        if self._inbox_denied is not None:
+            raise NotSent(self._inbox_denied, retry=False)
         if not client.is_connected or client.is_draining:
             state = "closed" if client.is_closed else "draining" if client.is_draining else "not connected"
             raise NotSent(
@@ -260,12 +278,23 @@ class Connection:
             _log.debug("NATS connection: %s: %s", type(error).__name__, error)
             return
         verb, subject = _verb(match[1]), match[2]
-        if verb == "subscribe":
-            self._denied.add(subject.lower())
         _log.warning("NATS connection: %s", PermissionDenied(verb, subject))
-        for waiting in self._waiting.values():
-            if not waiting.future.done() and verb == "publish" and waiting.subject.lower() == subject.lower():
-                waiting.future.set_exception(PermissionDenied(verb, waiting.subject))
+        # nats-py hands the server's errors on in lower case.
+        if verb == "subscribe" and subject.lower() == (self._prefix + "*").lower():
+            self._inbox_denied = PermissionDenied(verb, self._prefix + "*")
+            self._fail_all(
+                Unreachable("the answers to this connection are not let through").because(self._inbox_denied)
+            )
+            return
+        meant = [waiting for waiting in self._waiting.values() if waiting.subject.lower() == subject.lower()]
+        alone = len({waiting.subject for waiting in meant}) == 1
+        for waiting in meant:
+            if not waiting.future.done() and verb == "publish":
+                denied = PermissionDenied(verb, waiting.subject)
+                # Of subjects that differ in case alone nobody can tell which one was meant.
+                waiting.future.set_exception(
+                    denied if alone else Unreachable("a request may not have been permitted").because(denied)
+                )
 
 
 def _verb(operation: str) -> str:
@@ -298,6 +327,45 @@ class _Callbacks:
         return cls()
 
 
+_OURS = ("disconnected_cb", "error_cb", "max_reconnect_attempts", "pending_size")
+"""Settings of nats-py that the guarantees rest on."""
+
+
+def checked_servers(servers: object, options: dict[str, Any]) -> str | list[str] | Client:
+    """What to connect to. Raises InvalidSetting for what is no URL, list of them, or client."""
+    if taken := [name for name in _OURS if name in options]:
+        raise InvalidSetting(
+            f"{', '.join(taken)}: the toolkit sets this on connections that it opens; open one yourself and pass it"
+        )
+    if isinstance(servers, Client):
+        if options:
+            raise InvalidSetting(
+                f"{', '.join(options)}: settings of a connection, and the client passed in has its own"
+            )
+        return servers
+    urls: list[object] = [servers] if isinstance(servers, str) else list(servers) if _is_sequence(servers) else []
+    if not urls or not all(isinstance(url, str) and url.strip() for url in urls):
+        raise InvalidSetting(
+            f"servers={servers!r}: use a URL like nats://127.0.0.1:4222, a list of them, or a connected nats-py client"
+        )
+    return [str(url) for url in urls]
+
+
+def _is_sequence(servers: object) -> TypeIs[Sequence[object]]:
+    return isinstance(servers, list | tuple)
+
+
+def _without_secrets(url: str) -> str:
+    scheme, separator, rest = url.rpartition("://")
+    return scheme + separator + rest.rpartition("@")[2]
+
+
+async def _closed(client: Client) -> None:
+    # nats-py's close() fails on a client that never got as far as a server.
+    with contextlib.suppress(AssertionError, nats.errors.Error, OSError):
+        await client.close()
+
+
 @contextlib.asynccontextmanager
 async def opened(
     servers: str | Sequence[str] | Client, *, connect_timeout: float, options: dict[str, Any]
@@ -308,6 +376,8 @@ async def opened(
     not sent must not land later), notice a silent server within about 20 s, and never stop reconnecting.
     """
     if isinstance(servers, Client):
+        if not (servers.is_connected or servers.is_reconnecting) or servers.is_draining:
+            raise InvalidSetting("the nats-py client is not connected: connect it first, or pass the server's URL")
         connection = Connection(servers)
         await connection.open(timeout=connect_timeout)
         try:
@@ -327,19 +397,23 @@ async def opened(
         "error_cb": callbacks.error,
         "disconnected_cb": callbacks.disconnected,
     }
-    shown = servers if isinstance(servers, str) else ", ".join(servers)
+    urls = [servers] if isinstance(servers, str) else list(servers)
+    shown = ", ".join(map(_without_secrets, urls))
     try:
         async with asyncio.timeout(connect_timeout):
-            await client.connect(servers if isinstance(servers, str) else list(servers), **settings)
+            await client.connect(urls, **settings)
+    except (FileNotFoundError, PermissionError, ImportError, ValueError, TypeError) as error:
+        await _closed(client)
+        raise InvalidSetting(f"{shown} cannot be connected to with these settings: {error}") from error
     except (TimeoutError, nats.errors.Error, OSError) as error:
-        await client.close()
+        await _closed(client)
         cause = callbacks.last or error
         raise Unreachable(
-            f"no NATS server at {shown} let us in within {connect_timeout:.0f} s ({cause}): check the address, "
+            f"no NATS server at {shown} let us in within {connect_timeout:g} s ({cause}): check the address, "
             f"the credentials and that the server runs"
         ).because(cause) from cause
     except BaseException:
-        await client.close()
+        await _closed(client)
         raise
     connection = Connection(client)
     callbacks.connection = connection

@@ -17,7 +17,7 @@ from pydantic_core import from_json, to_json
 from natsreceipts._jetstream.bucket import api_error
 from natsreceipts._jetstream.connection import NoResponders, NotSent
 from natsreceipts._jetstream.seam import ObjectInfo
-from natsreceipts.errors import Unreachable
+from natsreceipts.errors import PermissionDenied, Unreachable
 
 if TYPE_CHECKING:
     from natsreceipts._jetstream.connection import Connection, Reply
@@ -44,8 +44,11 @@ class JetStreamObjects:
         nuid = os.urandom(11).hex()
         chunk_size = min(_CHUNK, self._connection.max_payload // 2)
         chunks = range(0, len(data), chunk_size)
+        last = 0
         for start in chunks:
-            await self._publish(f"{self._subject}.C.{nuid}", data[start : start + chunk_size], timeout)
+            # Fenced like a record: a chunk that reaches the server twice would make the object unreadable.
+            fence = {"Nats-Expected-Last-Subject-Sequence": str(last)}
+            last = await self._publish(f"{self._subject}.C.{nuid}", data[start : start + chunk_size], timeout, fence)
         digest = "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
         meta = {
             "name": name,
@@ -87,29 +90,33 @@ class JetStreamObjects:
     def _meta(self, name: str) -> str:
         return f"{self._subject}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
 
-    async def _publish(self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None) -> None:
+    async def _publish(self, subject: str, data: bytes, timeout: float, headers: dict[str, str]) -> int:
         reply = await self._request(subject, data, timeout, headers)
         try:
-            error = api_error(from_json(reply.data))
-        except ValueError as unreadable:
-            raise Unreachable(f"object store {self.name!r} gave an answer that is no JSON").because(
-                unreadable
-            ) from unreadable
-        if error is not None:
-            raise Unreachable(f"object store {self.name!r} refused a payload: {error}").because(error) from error
+            answer: dict[str, Any] = from_json(reply.data)
+            error = api_error(answer)
+            if error is None:
+                return int(answer["seq"])
+        except (ValueError, KeyError, TypeError, AttributeError) as unreadable:
+            raise Unreachable(f"object store {self.name!r} gave an unreadable answer") from unreadable
+        raise Unreachable(f"object store {self.name!r} refused a payload: {error}") from error
 
     async def _request(self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None) -> Reply:
         try:
             return await self._connection.request(subject, data, timeout=timeout, headers=headers)
         except NotSent as error:
-            raise Unreachable(f"object store {self.name!r}: {error.cause}").because(error.cause) from error
-        except NoResponders as error:
-            raise Unreachable(f"no stream answers for object store {self.name!r} right now").because(error) from error
+            if isinstance(error.cause, PermissionDenied):
+                raise error.cause from None
+            raise Unreachable(f"object store {self.name!r}: {error.cause}") from error.cause
+        except NoResponders:
+            raise Unreachable(f"no stream answers for object store {self.name!r} right now") from None
 
     async def _ask_many(self, query: bytes, timeout: float) -> list[Reply]:
         try:
             return await self._connection.request_many(self._direct_get, query, timeout=timeout)
         except NotSent as error:
-            raise Unreachable(f"object store {self.name!r}: {error.cause}").because(error.cause) from error
-        except NoResponders as error:
-            raise Unreachable(f"no stream answers for object store {self.name!r} right now").because(error) from error
+            if isinstance(error.cause, PermissionDenied):
+                raise error.cause from None
+            raise Unreachable(f"object store {self.name!r}: {error.cause}") from error.cause
+        except NoResponders:
+            raise Unreachable(f"no stream answers for object store {self.name!r} right now") from None

@@ -154,6 +154,11 @@ class Bucket(Protocol):
         ...
 
     @property
+    def closed(self) -> bool:
+        """Whether no request will ever be answered any more: the toolkit or its connection was closed."""
+        ...
+
+    @property
     def max_payload(self) -> int:
         """Bytes of headers and value that the server takes in one write."""
         ...

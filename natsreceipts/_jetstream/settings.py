@@ -114,7 +114,12 @@ async def bind(
     found = findings(config, lease=lease)
     refused = [finding.text for finding in found if finding.refused]
     if refused:
-        raise NotProvisioned(name, f"cannot be used: it {'; it '.join(refused)}")
+        raise NotProvisioned(
+            name,
+            f"cannot be used: it {'; it '.join(refused)}",
+            advice=f"a bucket that is there is never changed, so edit its stream: `nats stream edit KV_{name}` with "
+            f"--max-msgs-per-subject={MIN_HISTORY} or more, and --max-age=0 or 10 leases and more",
+        )
     bucket = JetStreamBucket(
         connection,
         name,
@@ -149,7 +154,8 @@ async def _create(connection: Connection, bucket: str, config: dict[str, Any], t
         if error.code == 10008 and loop.time() < deadline:  # no meta leader yet, or not enough peers up
             await asyncio.sleep(0.1)
             continue
-        raise NotProvisioned(bucket, f"could not be made: {error}").because(error) from error
+        advice = "change what the server objects to"
+        raise NotProvisioned(bucket, f"could not be made: {error}", advice=advice).because(error) from error
 
 
 def objects_config(spec: BucketSpec) -> dict[str, Any]:
@@ -190,12 +196,15 @@ async def _api(
     try:
         reply = await connection.request(subject, to_json(body) if body else b"", timeout=timeout)
     except NotSent as error:
-        raise Unreachable(f"bucket {bucket!r} cannot be reached: {error.cause}").because(error.cause) from error
+        if isinstance(error.cause, PermissionDenied):
+            raise error.cause from None
+        raise Unreachable(f"bucket {bucket!r} cannot be reached: {error.cause}") from error.cause
     except NoResponders as error:
         raise Unreachable(
             f"the server answers for no bucket {bucket!r}: JetStream is not enabled on it, or has no leader right now"
         ).because(error) from error
-    except PermissionDenied:
+    except Unreachable:
+        connection.check_inbox()  # a client of the host's may learn of it late
         raise
     try:
         return from_json(reply.data)

@@ -235,7 +235,7 @@ async def test_bad_arguments_names_and_settings_write_nothing(proxy, namespace, 
         ):
             with pytest.raises(InvalidSetting, match=next(iter(bad))):
                 await run.execute("send", ARGS, effect, **bad)
-        with pytest.raises(InvalidName, match="option"):
+        with pytest.raises(InvalidSetting, match="leese: no option"):
             await run.execute("send", ARGS, effect, leese=3)
         with pytest.raises(InvalidName):
             toolkit.run("", "run-1")

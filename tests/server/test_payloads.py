@@ -271,7 +271,6 @@ async def test_a_fault_while_an_object_is_written(proxy, server, namespace, buck
         assert (await history(nc, namespace, run.key("send", ARGS)))[-1] == "completed"
 
 
-@pytest.mark.xfail(strict=True, reason="the object has a chunk too many")
 @pytest.mark.parametrize("nth", [1, 2, 3])
 async def test_a_chunk_that_comes_twice(proxy, server, namespace, bucket, nc, nth):
     """As after a connection that drops while it is written to: the second copy is not stored."""
