@@ -37,6 +37,7 @@ __all__ = [
     "advance",
     "clock",
     "newest",
+    "patiently",
     "report",
 ]
 
@@ -123,15 +124,16 @@ class Pace:
 
 async def newest(bucket: Bucket, key: str, pace: Pace) -> Entry | None:
     """The newest revision as the leader has it, asked again until the deadline. Raises as the seam's `newest`."""
-    return await _patiently(pace, lambda timeout: bucket.newest(key, timeout=timeout))
+    return await patiently(pace, lambda timeout: bucket.newest(key, timeout=timeout))
 
 
 async def clock(bucket: Bucket, pace: Pace) -> Clock:
     """The leader's clock, asked again until the deadline. Raises as the seam's `clock`."""
-    return await _patiently(pace, lambda timeout: bucket.clock(timeout=timeout))
+    return await patiently(pace, lambda timeout: bucket.clock(timeout=timeout))
 
 
-async def _patiently(pace: Pace, ask: Callable[[float], Awaitable[_T]]) -> _T:
+async def patiently(pace: Pace, ask: Callable[[float], Awaitable[_T]]) -> _T:
+    """Ask again until the deadline while no server answers. ``ask`` is given the seconds that it may take."""
     while True:
         try:
             return await ask(pace.next_try())

@@ -28,7 +28,7 @@ from natsreceipts.errors import (
     UnsupportedRecord,
     with_key,
 )
-from natsreceipts.fence import InDoubt, NotWritten, Pace, newest
+from natsreceipts.fence import InDoubt, NotWritten, Pace, newest, patiently
 from natsreceipts.identity import ReceiptKey, key_token, name_from_token, split_kv_key
 from natsreceipts.payload import NotEncodable
 from natsreceipts.seen import Seen, seen_of
@@ -137,7 +137,7 @@ class ReceiptStore:
         if status is not None and status not in get_args(Status):
             raise InvalidSetting(f"status={status!r}: use one of {', '.join(get_args(Status))}")
         pattern = _pattern(tenant, run, tool)
-        entries = await self._bucket.newest_of(pattern, timeout=_READ_PATIENCE)
+        entries = await patiently(self._pace(), lambda timeout: self._bucket.newest_of(pattern, timeout=timeout))
         unreadable: NatsReceiptsError | None = None
         if entries is not None:
             for entry in sorted(entries, key=lambda entry: entry.key):
@@ -148,8 +148,14 @@ class ReceiptStore:
                     continue
                 if receipt is not None:
                     yield receipt
-        for kv_key in await self._bucket.keys(pattern, timeout=_READ_PATIENCE) if entries is None else ():
-            entry = await self._bucket.newest(kv_key, timeout=_READ_PATIENCE, leader=False)
+        for kv_key in (
+            await patiently(self._pace(), lambda timeout: self._bucket.keys(pattern, timeout=timeout))
+            if entries is None
+            else ()
+        ):
+            entry = await patiently(
+                self._pace(), lambda timeout, kv_key=kv_key: self._bucket.newest(kv_key, timeout=timeout, leader=False)
+            )
             try:
                 receipt = self._shown(entry, status) if entry is not None else None
             except (CorruptRecord, UnsupportedRecord) as error:
@@ -323,10 +329,13 @@ class ReceiptStore:
             attempts=1,
         )
 
+    def _pace(self) -> Pace:
+        return Pace(self._bucket, lease=30.0, patience=_READ_PATIENCE)
+
     async def _newest(self, key: ReceiptKey | str) -> Entry | None:
         kv_key = _kv_key(key)
         try:
-            return await newest(self._bucket, kv_key, Pace(self._bucket, lease=30.0, patience=_READ_PATIENCE))
+            return await newest(self._bucket, kv_key, self._pace())
         except NatsReceiptsError as error:
             raise with_key(error, key)  # noqa: B904 - it is the same error
 

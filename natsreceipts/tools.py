@@ -49,6 +49,16 @@ class Tool(Generic[_P, _T]):
             )
         self._takes_key = _KEY_PARAMETER in self._signature.parameters
         self._call_parameter = _call_parameter(fn, self._signature)
+        self._hashed = {p.name: p for p in parameters if p.name not in (self._call_parameter, _KEY_PARAMETER)}
+        variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY}
+        # Parameters that are filled in must come last, or positions would not be what they seem.
+        in_order = list(self._signature.parameters)[: len(self._hashed)] == list(self._hashed)
+        self._plain = (
+            [p.name for p in self._hashed.values() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+            if in_order and not kinds & variadic
+            else []
+        )
+        self._defaults = {p.name: p.default for p in self._hashed.values() if p.default is not inspect.Parameter.empty}
         functools.update_wrapper(self, fn)
 
     def __repr__(self) -> str:
@@ -61,6 +71,9 @@ class Tool(Generic[_P, _T]):
         parameter named ``idempotency_key``, and one annotated as `Call`, are not part of it. Raises TypeError as the
         function would, and InvalidName for a keyword that has the name of another argument.
         """
+        plain = self._plainly(args, kwargs)
+        if plain is not None:
+            return plain
         filled_in = [_KEY_PARAMETER] if self._takes_key else []
         if self._call_parameter is not None:
             filled_in.append(self._call_parameter)
@@ -83,6 +96,19 @@ class Tool(Generic[_P, _T]):
             else:
                 named[name] = value
         return named
+
+    def _plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        """`arguments` of a function without ``*`` and ``**``, for a third of what binding its signature costs.
+
+        None where the arguments do not plainly fit: binding then says what is wrong.
+        """
+        if not self._plain or len(args) > len(self._plain):
+            return None
+        named = dict(zip(self._plain, args, strict=False))
+        if kwargs.keys() & named.keys() or not kwargs.keys() <= self._hashed.keys():
+            return None
+        named = {**self._defaults, **named, **kwargs}
+        return named if len(named) == len(self._hashed) else None
 
     async def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Execute the function once for this call in the ambient run, or return the recorded result."""

@@ -69,6 +69,9 @@ _MOST_SUBJECTS = 1024
 _PAGE = 512
 """Messages asked for in one page of a batched read."""
 
+_PAGE_BYTES = 1024 * 1024
+"""Bytes asked for in one page: a client that falls further behind than the server's max_pending is cut off."""
+
 _FULL = ("maximum bytes exceeded", "maximum messages exceeded", "maximum messages per subject exceeded")
 """10077 is also the generic "store failed"; only these texts speak of the bucket's settings (measured)."""
 
@@ -224,9 +227,7 @@ class JetStreamBucket:
         up_to = 0
         while True:
             # One page ends at a byte limit of the server's; the next goes on within the same snapshot.
-            query: dict[str, Any] = {"multi_last": subjects}
-            if most is not None:
-                query["max_bytes"] = most
+            query: dict[str, Any] = {"multi_last": subjects, "max_bytes": most if most is not None else _PAGE_BYTES}
             if entries:
                 query |= {"seq": entries[-1].revision + 1, "up_to_seq": up_to}
             replies = await self._ask_many(to_json(query), timeout)
@@ -259,7 +260,7 @@ class JetStreamBucket:
         if not self._direct:
             entry = await self._get(None, query, timeout)
             return ([entry], False) if entry is not None else ([], True)
-        replies = await self._ask_many(to_json({**query, "batch": _PAGE}), timeout)
+        replies = await self._ask_many(to_json({**query, "batch": _PAGE, "max_bytes": _PAGE_BYTES}), timeout)
         end = replies.pop().headers or {}
         return [self._direct_entry(reply) for reply in replies], end.get("Nats-Num-Pending") == "0" or not replies
 

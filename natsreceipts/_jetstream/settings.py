@@ -80,12 +80,19 @@ def findings(config: Mapping[str, Any], *, lease: float) -> list[Finding]:
                 f"drops receipts after {age:g} s, which is less than 10 leases of {lease:g} s: calls could run again",
             )
         )
+    if config.get("retention", "limits") != "limits":
+        found.append(
+            Finding(True, f"has retention {config['retention']!r}, and must keep what nobody consumed (limits)")
+        )
+    if config.get("subject_transform"):
+        found.append(Finding(True, "has a subject_transform, so that its keys are not where they are looked for"))
     weaker = {
         "is held in memory: receipts are gone with the server": config.get("storage") == "memory",
         "has max_bytes: a full bucket takes claims and then refuses their settles": config.get("max_bytes", -1) > 0,
         "has max_msgs: a full bucket takes claims and then refuses their settles": config.get("max_msgs", -1) > 0,
-        "discards old receipts when it is full: calls could run again": config.get("discard") == "old"
-        and (config.get("max_bytes", -1) > 0 or config.get("max_msgs", -1) > 0),
+        "discards old receipts when it is full (discard is not new): calls could run again": config.get("discard")
+        != "new",
+        "has max_msg_size: it takes claims and then refuses larger settles": config.get("max_msg_size", -1) > 0,
         "lets messages be deleted (deny_delete is off)": not config.get("deny_delete"),
         "lets keys be purged (deny_purge is off)": not config.get("deny_purge"),
         "allows roll-ups, which purge a key": bool(config.get("allow_rollup_hdrs")),

@@ -70,7 +70,6 @@ async def main() -> None:
                         log.warning("given back: %s", error)
                     except Exception:
                         log.exception("given back")
-                        await asyncio.sleep(1)  # it is delivered again at once
 
 
 if __name__ == "__main__":
