@@ -75,14 +75,22 @@ async def main() -> None:
             await asyncio.gather(*(worker() for _ in range(width)))
             return (time.perf_counter() - started) / calls
 
-        ways = {"kv create + update": floor, "run.call": call, "run.execute": execute}
+        @natsreceipts.tool
+        async def send_email(to: list[str], subject: str, body: str, urgent: bool, tries: int, n: int) -> object:
+            return RESULT
+
+        async def tool() -> None:
+            await send_email(**ARGS, n=next(counter))
+
+        ways = {"kv create + update": floor, "run.call": call, "run.execute": execute, "@tool": tool}
         times: dict[tuple[str, str], list[float]] = {}
-        for mode, measure, calls in (("1", one_at_a_time, chosen.calls), ("64", at_once, chosen.calls * 8)):
-            for work in ways.values():
-                await measure(work, calls // 4)
-            for _ in range(chosen.rounds):
-                for name, work in ways.items():
-                    times.setdefault((mode, name), []).append(await measure(work, calls))
+        async with run:
+            for mode, measure, calls in (("1", one_at_a_time, chosen.calls), ("64", at_once, chosen.calls * 8)):
+                for work in ways.values():
+                    await measure(work, calls // 4)
+                for _ in range(chosen.rounds):
+                    for name, work in ways.items():
+                        times.setdefault((mode, name), []).append(await measure(work, calls))
         await client.close()
     print(f"{'':20} {'one at a time':>24} {'64 in flight':>28}")
     for name in ways:
