@@ -72,12 +72,11 @@ class Executions:
         shared = self._shared.get(identity)
         if shared is not None and not shared.abandoned:
             return cast("_T", await shared.result(wait))
-        shared = self._shared[identity] = _Shared(work())
-        shared.task.add_done_callback(lambda _: self._forget(identity, shared))
+        shared = self._shared[identity] = _Shared(self, identity, work())
         return cast("_T", await shared.result())
 
-    def _forget(self, identity: object, shared: _Shared) -> None:
-        # An abandoned execution may have been followed by another of the same identity.
+    def forget(self, identity: object, shared: object) -> None:
+        """An execution ended. (If it was abandoned, another of the same identity may have followed it.)"""
         if self._shared.get(identity) is shared:
             del self._shared[identity]
 
@@ -87,9 +86,11 @@ class _StillRunning(Exception):
 
 
 class _Shared:
-    __slots__ = ("_waiting", "abandoned", "task")
+    __slots__ = ("_executions", "_identity", "_waiting", "abandoned", "task")
 
-    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+    def __init__(self, executions: Executions, identity: object, work: Coroutine[Any, Any, Any]) -> None:
+        self._executions = executions
+        self._identity = identity
         self.task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work)
         self.task.add_done_callback(self._wake)
         self.abandoned = False
@@ -119,6 +120,7 @@ class _Shared:
         return task.result()
 
     def _wake(self, task: asyncio.Task[Any]) -> None:
+        self._executions.forget(self._identity, self)
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(None)

@@ -102,6 +102,8 @@ class Tool(Generic[_P, _T]):
 
         None where the arguments do not plainly fit: binding then says what is wrong.
         """
+        if not args and kwargs.keys() == self._hashed.keys() and self._plain:
+            return kwargs
         if not self._plain or len(args) > len(self._plain):
             return None
         named = dict(zip(self._plain, args, strict=False))
@@ -113,6 +115,9 @@ class Tool(Generic[_P, _T]):
     async def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Execute the function once for this call in the ambient run, or return the recorded result."""
         run = current_run()
+        if self._is_async and not self._takes_key and self._call_parameter is None:
+            arguments = self.arguments(*args, **kwargs)
+            return await run.execute(self.name, arguments, lambda: self.fn(*args, **kwargs), **self.options)
 
         async def execute(call: Call) -> Any:
             given: dict[str, Any] = dict(kwargs)

@@ -106,6 +106,7 @@ class Connection:
         self._fail_all(Unreachable("the toolkit was closed while this request was in flight"))
         if self._sweep is not None:
             self._sweep.cancel()
+            self._sweep = None
         if self._inbox is not None and not self._client.is_closed:
             with contextlib.suppress(nats.errors.Error, OSError):
                 await self._inbox.unsubscribe()
@@ -391,6 +392,7 @@ async def opened(
         "ping_interval": 10,
         "max_outstanding_pings": 2,
         "reconnect_time_wait": 0.25,
+        "skip_subject_validation": True,  # every subject is made here, of checked names and escaped tokens
         **options,
         "pending_size": 0,
         "max_reconnect_attempts": -1,

@@ -349,7 +349,9 @@ async def test_a_watch_lives_through_a_restart(own_server, namespace, monkeypatc
 
 async def test_a_watch_lives_through_a_connection_that_is_cut(proxy, namespace, bucket, nc, run, monkeypatch):
     monkeypatch.setattr("natsreceipts.receipts._WATCH_EVERY", 0.3)
+    await run.execute("send", [0], Effect(0))
     async with toolkit_of(proxy.url, namespace) as far, watched(far) as take:
+        await take(1)  # from here on it sees every revision
         await run.execute("send", [1], Effect(1))
         await take(2)
         await proxy.refuse()
