@@ -20,6 +20,7 @@ __all__ = [
     "CorruptRecord",
     "InvalidName",
     "InvalidSetting",
+    "InvalidTranscript",
     "LeaseLost",
     "NatsReceiptsError",
     "NoActiveRun",
@@ -92,6 +93,19 @@ class InvalidName(NatsReceiptsError):
 
 class InvalidSetting(NatsReceiptsError):
     """A setting of a call, a toolkit or a bucket that cannot be used; nothing was written."""
+
+
+class InvalidTranscript(NatsReceiptsError):
+    """A message is not what its dialect says. ``message_index`` counts from 0 in the list that was given."""
+
+    def __init__(self, dialect: str, message_index: int, reason: str) -> None:
+        self.dialect = dialect
+        self.message_index = message_index
+        self.reason = reason
+        super().__init__(
+            f"message {message_index} cannot be read in the dialect {dialect!r}: {reason}. Pass the messages as plain "
+            f"dicts in the shape of that API, or name the dialect that they are in"
+        )
 
 
 class Unreachable(NatsReceiptsError):

@@ -27,12 +27,12 @@ from natsreceipts.dialects.base import (
     Answer,
     Call,
     ErrorKind,
-    InvalidTranscript,
     Malformed,
     Message,
     MessageView,
     Turns,
 )
+from natsreceipts.errors import InvalidTranscript
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

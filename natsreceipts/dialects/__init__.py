@@ -6,13 +6,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from natsreceipts.dialects.anthropic import Anthropic
-from natsreceipts.dialects.base import InvalidTranscript, Message
+from natsreceipts.dialects.base import Message
 from natsreceipts.dialects.langchain import LangChain
 from natsreceipts.dialects.neutral import Neutral
 from natsreceipts.dialects.openai_chat import OpenAIChat
 from natsreceipts.dialects.openai_responses import OpenAIResponses
 from natsreceipts.dialects.pydantic_ai import PydanticAI
-from natsreceipts.errors import InvalidSetting
+from natsreceipts.errors import InvalidSetting, InvalidTranscript
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

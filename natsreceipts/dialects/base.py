@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias, c
 
 from pydantic_core import to_json
 
-from natsreceipts.errors import NatsReceiptsError
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -27,7 +25,6 @@ __all__ = [
     "Call",
     "Dialect",
     "ErrorKind",
-    "InvalidTranscript",
     "Malformed",
     "Message",
     "MessageView",
@@ -53,19 +50,6 @@ class ErrorKind(StrEnum):
 
     INTERRUPTED_NEVER_STARTED = "interrupted_never_started"
     INTERRUPTED_OUTCOME_UNKNOWN = "interrupted_outcome_unknown"
-
-
-class InvalidTranscript(NatsReceiptsError):
-    """A message is not what its dialect says. ``message_index`` counts from 0 in the list that was given."""
-
-    def __init__(self, dialect: str, message_index: int, reason: str) -> None:
-        self.dialect = dialect
-        self.message_index = message_index
-        self.reason = reason
-        super().__init__(
-            f"message {message_index} cannot be read in the dialect {dialect!r}: {reason}. Pass the messages as plain "
-            f"dicts in the shape of that API, or name the dialect that they are in"
-        )
 
 
 class Malformed(ValueError):
