@@ -232,7 +232,7 @@ class JetStreamBucket:
                 query |= {"seq": entries[-1].revision + 1, "up_to_seq": up_to}
             replies = await self._ask_many(to_json(query), timeout)
             end = replies.pop().headers or {}
-            entries.extend(map(self._direct_entry, replies))
+            entries.extend([self._direct_entry(reply) for reply in replies])
             if end.get("Status") == "413":
                 return None
             if end.get("Status") == "404" or end.get("Nats-Num-Pending") == "0" or most is not None:
