@@ -249,8 +249,9 @@ class CallTimedOut(ReceiptError, TimeoutError):
         self.status = status
         super().__init__(
             key,
-            f"the body ran longer than its time-out of {timeout:g} s and was cancelled, so the receipt is {status}. "
-            f"Repeat the call: it goes on from there, or says AmbiguousCall until somebody settles it",
+            f"the body ran longer than its time-out of {timeout:g} s and was cancelled; the receipt is {status}. "
+            f"Repeat the call: it goes on from that"
+            + (", and says AmbiguousCall until somebody settles it" if status == "ambiguous" else ""),
         )
 
 
@@ -302,6 +303,7 @@ class NotRecorded(ReceiptError):
     """The body ran, and its outcome could not be written down. ``result`` is what it returned.
 
     ``kept``: this process keeps the outcome, and its next call of the same key first finishes the record.
+    ``again``: the effect may be repeated, and the next call does.
     """
 
     def __init__(
@@ -312,16 +314,22 @@ class NotRecorded(ReceiptError):
         result: object = None,
         has_result: bool = False,
         kept: bool = False,
+        again: bool = False,
     ) -> None:
         self.result = result
         self.has_result = has_result
         self.kept = kept
+        self.again = again
         finish = "repeat the call in this process, which first finishes the record, or " if kept else ""
         returned = " (.result is what it returned)" if has_result else ""
         super().__init__(
             key,
-            f"it was executed, and its outcome could not be recorded{returned}: {reason}. Do not execute it again: "
-            f"{finish}settle the receipt by hand",
+            f"it was executed, and its outcome could not be recorded{returned}: {reason}. "
+            + (
+                "Its effect may be repeated, and the next call does so: mend what it returns"
+                if again
+                else f"Do not execute it again: {finish}settle the receipt by hand"
+            ),
         )
 
 

@@ -299,6 +299,8 @@ class Call:
             raise InvalidSetting(f"{self.key.kv_key}: step {name!r} outside the body of a call that executes")
         if not isinstance(cast("object", name), str) or not name or not name.isprintable():
             raise InvalidName("step", name, "use a non-empty printable string")
+        if takes_argument(fn):
+            raise InvalidSetting(f"{self.key.kv_key}: step {name!r}: pass a function of no argument")
         self._steps = self._steps or set()
         if name in self._steps:
             raise StepRepeated(self.key, name)
@@ -309,9 +311,13 @@ class Call:
             return cast("_T", await self._store.load_held(attempt, output))
         if self.lost:
             raise LeaseLost(self.key, "it was lost before this step")
-        made = fn()
-        if inspect.isawaitable(made):
-            made = await cast("Awaitable[_T]", made)
+        try:
+            made = fn()
+            if inspect.isawaitable(made):
+                made = await cast("Awaitable[_T]", made)
+        except BaseException:
+            self._steps.discard(name)  # nothing is recorded of it, so it may be tried again
+            raise
         try:
             payload, value = encode_payload(made)
             async with self._one_write():
@@ -410,7 +416,12 @@ class Call:
         pace = store.pace(lease, patience=CLAIM_PATIENCE)
         if store.unfinished:
             await store.finish(attempt.kv_key, pace)
-        seen = await self._first_look() if self._read_first or self._known is not None else None
+        seen = None
+        if self._read_first or self._known is not None:
+            seen = await self._first_look()
+            if isinstance(seen, Recorded):
+                self._take(seen)
+                return
         while True:
             blocked = await store.claim(attempt, seen, pace)
             if blocked is None:
@@ -429,7 +440,7 @@ class Call:
                 seen = await self._condemn(blocked)
             pace = store.pace(lease, patience=CLAIM_PATIENCE)
 
-    async def _first_look(self) -> Seen | None:
+    async def _first_look(self) -> Seen | Recorded | None:
         """What is known of the receipt, or (in a redelivery) probably there to be read, before a claim.
 
         A replay may come from any replica, since completed is final; anything else is read again from the leader.
@@ -438,6 +449,9 @@ class Call:
         entry = self._known or await self._store.peek(self.key, pace)
         if entry is None:
             return None
+        quick = quick_result(self.key, entry.revision, entry.value)
+        if quick is not None:
+            return quick
         with contextlib.suppress(ReceiptErased, CorruptRecord, UnsupportedRecord):
             seen = seen_of(self._store.bucket.name, self.key, entry)
             if seen.record.status == "completed":
@@ -684,6 +698,7 @@ class Call:
             f"its result cannot be stored, so the receipt is {status}: {problem}",
             result=self._result,
             has_result=True,
+            again=status == "failed",
         ) from problem
 
     async def _left_thread(self, thread: asyncio.Future[Any], error: BaseException, *, ours: bool) -> None:

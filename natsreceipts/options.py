@@ -83,7 +83,10 @@ class CallOptions:
 @lru_cache(maxsize=1024)
 def adapter_of(result_type: Any) -> pydantic.TypeAdapter[Any]:
     """The pydantic adapter of a ``result_type``. Raises what pydantic raises for something that is no type."""
-    return pydantic.TypeAdapter(result_type)
+    adapter = pydantic.TypeAdapter[Any](result_type)
+    if not adapter.pydantic_complete:  # it names a type that is not there (yet): better known before the effect
+        adapter.rebuild(raise_errors=True)
+    return adapter
 
 
 def takes_argument(fn: Callable[..., Any]) -> bool:

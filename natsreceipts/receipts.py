@@ -220,6 +220,8 @@ class ReceiptStore:
         CallInFlight for a live attempt, InvalidSetting for bad arguments, Unreachable where it could not be
         written or it is not known whether it was, and what `get` raises. Nothing else was changed in any case.
         """
+        if even_if_running is not True and even_if_running is not False:
+            raise InvalidSetting(f"even_if_running={even_if_running!r}: use True or False")
         if type(revision) is not int or revision < 1:
             raise InvalidSetting(f"revision={revision!r}: use the revision that you looked at, an int of at least 1")
         resolution, value = _resolution(completed, not_applied=not_applied, by=by, reason=reason)
