@@ -686,7 +686,9 @@ class Call:
     def _encoded(self, result: object) -> tuple[bytes, Any]:
         """The payload's JSON and the value as a replay would read it, before it is given its type."""
         if self._options.result_type is not None:
-            result = adapter_of(self._options.result_type).dump_python(result, by_alias=True, round_trip=True)
+            result = adapter_of(self._options.result_type).dump_python(
+                result, by_alias=True, round_trip=True, warnings=False
+            )
         return encode_payload(result)
 
     async def _unstorable(self, problem: Exception) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from natsreceipts._jetstream import ObjectInfo
-from natsreceipts.errors import CorruptRecord, PayloadMissing, Unreachable
+from natsreceipts.errors import CorruptRecord, NatsReceiptsError, PayloadMissing, Unreachable, with_key
 from natsreceipts.payload import pack, unpack
 from natsreceipts.wire import ObjectRef, Payload, ReceiptRecord
 
@@ -74,7 +74,10 @@ class PayloadStore:
         try:
             if payload.object is None:
                 return payload.value()
-            data = await self._objects.get(_info(payload.object), timeout=_READ_TIMEOUT)
+            try:
+                data = await self._objects.get(_info(payload.object), timeout=_READ_TIMEOUT)
+            except NatsReceiptsError as error:
+                raise with_key(error, key)  # noqa: B904 - it is the same error
             if data is None:
                 raise PayloadMissing(key, store=self._objects.name, name=payload.object.name)
             return unpack(data)

@@ -27,7 +27,7 @@ __all__ = ["JetStreamObjects"]
 _CHUNK = 128 * 1024
 _PAGE = 32
 """Chunks asked for in one request: 4 MiB."""
-_NO_MESSAGE = 10037
+_STREAM_NOT_FOUND = 10059
 
 
 class JetStreamObjects:
@@ -64,7 +64,12 @@ class JetStreamObjects:
 
     async def get(self, info: ObjectInfo, *, timeout: float) -> bytes | None:
         """An object's bytes; None where it is gone or is not what was stored (see the seam)."""
-        reply = await self._request(f"{self._direct_get}.{self._meta(info.name)}", b"", timeout)
+        try:
+            reply = await self._request(f"{self._direct_get}.{self._meta(info.name)}", b"", timeout)
+        except Unreachable:
+            if await self._deleted(timeout):
+                return None
+            raise
         if (reply.headers or {}).get("Status") == "404":
             return None
         try:
@@ -86,6 +91,15 @@ class JetStreamObjects:
             whole = end.get("Nats-Num-Pending") == "0" or not replies
         digest = "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
         return bytes(data) if digest == info.digest else None
+
+    async def _deleted(self, timeout: float) -> bool:
+        """Whether the server says that the whole store is gone."""
+        reply = await self._request(f"$JS.API.STREAM.INFO.OBJ_{self.name}", b"", timeout)
+        try:
+            error = api_error(from_json(reply.data))
+        except (ValueError, AttributeError):
+            return False
+        return error is not None and error.code == _STREAM_NOT_FOUND
 
     def _meta(self, name: str) -> str:
         return f"{self._subject}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"

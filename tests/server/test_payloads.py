@@ -550,3 +550,26 @@ async def test_bad_result_types_are_refused(run, nc, namespace, key):
         with pytest.raises(InvalidSetting):
             await run.execute("send", ARGS, Effect("wrong"), result_type=bad)
     assert await history(nc, namespace, key) == []
+
+
+async def test_the_whole_store_is_gone(server, namespace, bucket, nc):
+    """A completed call whose store was deleted is told as what it is, through every door, and not executed again."""
+    effect = Effect("x" * 300_000)
+    async with toolkit_of(server.url, namespace) as toolkit:
+        run = toolkit.run("acme", "run-1")
+        await run.execute("send", ARGS, effect)
+        await nc.jetstream().delete_stream(f"OBJ_{namespace}-receipt-payloads")
+        for replay in (
+            lambda: run.execute("send", ARGS, effect),
+            lambda: _entered(run, ARGS, effect),
+            lambda: toolkit.receipts.get(run.key("send", ARGS)),
+        ):
+            with pytest.raises(PayloadMissing) as caught:
+                await replay()
+            assert caught.value.key == run.key("send", ARGS)
+    assert effect.entered == 1
+
+
+async def _entered(run, args, effect):
+    async with run:
+        return await run.execute("send", args, effect)
