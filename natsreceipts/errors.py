@@ -334,15 +334,22 @@ class NotRecorded(ReceiptError):
 
 
 class PayloadMissing(ReceiptError):
-    """A completed call's result was moved to the object store, and is not there any more."""
+    """A completed call's result, or a recorded step's output (``step``), is not in the object store any more."""
 
-    def __init__(self, key: ReceiptKey | str, *, store: str, name: str) -> None:
+    def __init__(self, key: ReceiptKey | str, *, store: str, name: str, step: str | None = None) -> None:
         self.store = store
         self.name = name
+        self.step = step
+        done = "the call is completed" if step is None else f"its step {step!r} is done"
+        way_out = (
+            "Restore the object, or go on without the result"
+            if step is None
+            else "Restore the object: the call cannot go on without this output"
+        )
         super().__init__(
             key,
-            f"the call is completed, and its payload {name!r} is missing or damaged in object store {store!r}; it is "
-            f"not executed again. Restore the object, or go on without the result",
+            f"{done}, and its payload {name!r} is missing or damaged in object store {store!r}; it is not executed "
+            f"again. {way_out}",
         )
 
 

@@ -30,6 +30,7 @@ from natsreceipts.errors import (
     NotApplied,
     NotClaimed,
     NotRecorded,
+    PayloadMissing,
     ReceiptErased,
     ReceiptError,
     ResultNotSet,
@@ -308,7 +309,10 @@ class Call:
         attempt = self._attempt
         output = (attempt.held.steps or {}).get(name)
         if output is not None:
-            return cast("_T", await self._store.load_held(attempt, output))
+            try:
+                return cast("_T", await self._store.load_held(attempt, output))
+            except PayloadMissing as missing:
+                raise PayloadMissing(self.key, store=missing.store, name=missing.name, step=name) from None
         if self.lost:
             raise LeaseLost(self.key, "it was lost before this step")
         try:

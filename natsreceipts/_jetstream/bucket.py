@@ -136,7 +136,7 @@ class JetStreamBucket:
     async def put(self, key: str, value: bytes, *, expected: int, timeout: float) -> Outcome:
         """One fenced write, sent once (see the seam)."""
         if self._replaced is not None:
-            return Refused(self._replaced, retry=False)
+            return Refused(BucketReplaced(self.name, self._replaced.evidence), retry=False)
         try:
             reply = await self._connection.request(
                 self._subject + key,

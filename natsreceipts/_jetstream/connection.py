@@ -162,7 +162,8 @@ class Connection:
         if self._given_up:
             raise NotSent(Unreachable("the toolkit was closed: nothing is sent any more"), retry=False)
         if self._inbox_denied is not None:
-            raise NotSent(self._inbox_denied, retry=False)
+            # A new one each time: whoever raises it to a host fills in which call it was.
+            raise NotSent(PermissionDenied("subscribe", self._inbox_denied.subject), retry=False)
         if not client.is_connected or client.is_draining:
             state = "closed" if client.is_closed else "draining" if client.is_draining else "not connected"
             raise NotSent(
