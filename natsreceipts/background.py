@@ -50,11 +50,9 @@ class Gate:
         self._lock = threading.Lock()
         self._taken = False
 
-    def passed(self, work: Callable[[], _T]) -> _T:
-        """In the thread: do the work, unless the gate was shut before."""
-        if not self._take():
-            raise TimeoutError("cancelled before a thread was free")
-        return work()
+    def passed(self, work: Callable[[], _T]) -> _T | None:
+        """In the thread: do the work, unless the gate was shut before (then nobody waits for what this returns)."""
+        return work() if self._take() else None
 
     def shut(self) -> bool:
         """In the caller: whether the work has not begun, and now never will."""

@@ -358,7 +358,7 @@ class Call:
         thread = asyncio.get_running_loop().run_in_executor(None, lambda: context.run(gate.passed, fn))
         self._threads += 1
         try:
-            return await asyncio.shield(thread)
+            return cast("_T", await asyncio.shield(thread))
         except asyncio.CancelledError:
             if gate.shut():
                 self._never_started = whole  # it was waiting for a free thread, and will find the gate shut
