@@ -68,7 +68,8 @@ class Calls(RuleBasedStateMachine):
         self.stack = contextlib.AsyncExitStack()
         port = int(self.url.rpartition(":")[2])
         self.nc = await self.stack.enter_async_context(client_of(self.url))
-        self.person = await self.stack.enter_async_context(toolkit_of(self.url, self.namespace, lease=LEASE))
+        whole = {"lease": LEASE, "history": 1000}  # so that the check sees every revision
+        self.person = await self.stack.enter_async_context(toolkit_of(self.url, self.namespace, **whole))
         for name in ("a", "b", "c"):
             proxy = await self.stack.enter_async_context(FaultProxy("127.0.0.1", port))
             toolkit = await self.stack.enter_async_context(toolkit_of(proxy.url, self.namespace, lease=LEASE))
@@ -199,14 +200,15 @@ async def _never():
     raise AssertionError("a person's look is never an attempt: the call was claimed before")
 
 
+@pytest.mark.timeout(400)  # a failure takes its time to shrink
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_one_thing_at_a_time(server):
     Calls.url = server.url
     run_state_machine_as_test(
         Calls,
         settings=settings(
-            max_examples=12,
-            stateful_step_count=14,
+            max_examples=10,
+            stateful_step_count=12,
             deadline=None,
             suppress_health_check=list(HealthCheck),
             print_blob=True,
