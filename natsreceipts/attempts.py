@@ -279,10 +279,6 @@ class Attempts:
             self._give_up(write.token if write else attempt.token)
             raise
 
-    def give_up(self, attempt: Attempt) -> None:
-        """Remember a claim that this process holds and will never enter."""
-        self._give_up(attempt.token)
-
     def _give_up(self, token: str) -> None:
         self._given_up[token] = None
         while len(self._given_up) > _GIVEN_UP:

@@ -13,7 +13,7 @@ import itertools
 import logging
 import re
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import nats
 import nats.errors
@@ -322,10 +322,6 @@ class _Callbacks:
         if self.connection is not None:
             await self.connection.on_disconnected()
 
-    @classmethod
-    def new(cls) -> Self:
-        return cls()
-
 
 _OURS = ("disconnected_cb", "error_cb", "max_reconnect_attempts", "pending_size")
 """Settings of nats-py that the guarantees rest on."""
@@ -396,7 +392,7 @@ async def opened(
         finally:
             await connection.close()
         return
-    callbacks = _Callbacks.new()
+    callbacks = _Callbacks()
     client = Client()
     settings: dict[str, Any] = {
         "ping_interval": 10,

@@ -130,7 +130,7 @@ def openai_request(history):
 
 
 def anthropic_request(history):
-    model = pytest.importorskip("langchain_anthropic").ChatAnthropic(model="claude-sonnet-4-5", api_key="none")
+    model = pytest.importorskip("langchain_anthropic").ChatAnthropic(model="any-model", api_key="none")
     return model._get_request_payload(history)["messages"]
 
 
