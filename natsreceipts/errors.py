@@ -131,11 +131,13 @@ class PermissionDenied(NatsReceiptsError):
 class NotProvisioned(NatsReceiptsError):
     """A bucket or stream that the toolkit needs does not exist, or its settings break the promises."""
 
-    def __init__(self, bucket: str, problem: str = "does not exist", *, advice: str | None = None) -> None:
+    def __init__(
+        self, bucket: str, problem: str = "does not exist", *, advice: str | None = None, kind: str = "bucket"
+    ) -> None:
         self.bucket = bucket
         self.problem = problem
         make = "make it once with natsreceipts.connect(..., provision=True), using credentials that may create streams"
-        super().__init__(f"bucket {bucket!r} {problem}: {advice or make}")
+        super().__init__(f"{kind} {bucket!r} {problem}: {advice or make}")
 
 
 class ServerUnavailable(NatsReceiptsError):
@@ -163,13 +165,15 @@ class BucketReplaced(NatsReceiptsError):
 
     key: ReceiptKey | str | None = None
 
-    def __init__(self, bucket: str, evidence: str) -> None:
+    def __init__(self, bucket: str, evidence: str, *, stream: str | None = None) -> None:
         self.bucket = bucket
         self.evidence = evidence
+        stream = stream or f"KV_{bucket}"
+        kind = "stream" if stream == bucket else "bucket"
         super().__init__(
-            f"bucket {bucket!r} is not the one that this toolkit connected to ({evidence}): receipts of earlier "
+            f"{kind} {bucket!r} is not the one that this toolkit connected to ({evidence}): records of earlier "
             f"calls may be missing, so nothing more is executed through this connection. Find out what happened "
-            f"to the stream KV_{bucket}, restore it if receipts were lost, then connect again"
+            f"to the stream {stream}, restore it if records were lost, then connect again"
         )
 
 

@@ -263,8 +263,9 @@ async def report(
                     if is_this_write(found):
                         return Landed(found.revision, sending.sent, found)
                     # The successor first and the expected revision second: history is dropped oldest first, so
-                    # if ours is still there, nothing between the two has been dropped.
-                    if await bucket.keeps(key, expected, timeout=pace.next_try()):
+                    # if ours is still there, nothing between the two has been dropped. (What is written as the first
+                    # of its key goes where nothing is dropped: notices are written once, sessions kept whole.)
+                    if expected == 0 or await bucket.keeps(key, expected, timeout=pace.next_try()):
                         return Overtaken(None)
                     raise HistoryDropped(sending.cause)
                 # A conflict says that something follows the expected revision, and this read did not show it:

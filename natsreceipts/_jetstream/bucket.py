@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-__all__ = ["JetStreamBucket", "JetStreamError", "api_error"]
+__all__ = ["JetStreamBucket", "JetStreamError", "api_error", "stream_of", "subjects_of"]
 
 _WRONG_LAST_SEQUENCE = 10071
 _RIVAL_IN_FLIGHT = 10164
@@ -66,11 +66,11 @@ _DEFINITE = frozenset(
 _MOST_SUBJECTS = 1024
 """Keys that one batched read of newest revisions may match; above, the server answers 413 (measured)."""
 
-_PAGE = 512
+_PAGE = 4096
 """Messages asked for in one page of a batched read."""
 
-_PAGE_BYTES = 1024 * 1024
-"""Bytes asked for in one page: a client that falls further behind than the server's max_pending is cut off."""
+_PAGE_BYTES = 4 * 1024 * 1024
+"""Bytes asked for in one page: a client that falls further behind than the server's max_pending (64 MB) is cut off."""
 
 _FULL = ("maximum bytes exceeded", "maximum messages exceeded", "maximum messages per subject exceeded")
 """10077 is also the generic "store failed"; only these texts speak of the bucket's settings (measured)."""
@@ -94,8 +94,21 @@ def api_error(answer: dict[str, Any]) -> JetStreamError | None:
     return JetStreamError(int(found.get("err_code") or found.get("code") or 0), str(found.get("description") or ""))
 
 
+def stream_of(name: str, *, of_sessions: bool) -> str:
+    """The stream of a bucket, or the session stream of that name."""
+    return name if of_sessions else f"KV_{name}"
+
+
+def subjects_of(name: str, *, of_sessions: bool) -> str:
+    """What comes before the key in the subjects of a stream: ``$KV.<bucket>.``, or ``prod-sessions.``."""
+    return f"{name.removesuffix('SESSIONS')}sessions." if of_sessions else f"$KV.{name}."
+
+
 class JetStreamBucket:
-    """One bucket on one connection. Made by the toolkit, which has looked at the stream before."""
+    """One bucket on one connection. Made by the toolkit, which has looked at the stream before.
+
+    The session stream is one too (``of_sessions``): its keys are sessions, and it keeps every entry of each.
+    """
 
     def __init__(
         self,
@@ -107,21 +120,29 @@ class JetStreamBucket:
         replicas: int,
         retention: float,
         direct: bool,
+        of_sessions: bool = False,
     ) -> None:
         self.name = name
+        self.of_sessions = of_sessions
         self.high_water = high_water
         self.replicas = replicas
         self.retention = retention
         self._direct = direct
         self._connection = connection
-        self._stream = f"KV_{name}"
-        self._subject = f"$KV.{name}."
+        self._stream = stream_of(name, of_sessions=of_sessions)
+        self._subject = subjects_of(name, of_sessions=of_sessions)
+        self._what = f"stream {name!r}" if of_sessions else f"bucket {name!r}"
         self._ack = f'{{"stream":"{self._stream}","seq":'.encode()
         self._created = created
         self._replaced: BucketReplaced | None = None
         self._msg_get = f"$JS.API.STREAM.MSG.GET.{self._stream}"
         self._direct_get = f"$JS.API.DIRECT.GET.{self._stream}."
         self._info = f"$JS.API.STREAM.INFO.{self._stream}"
+
+    @property
+    def created(self) -> int:
+        """When the stream was made (see the seam)."""
+        return nanoseconds(self._created)
 
     @property
     def closed(self) -> bool:
@@ -136,7 +157,7 @@ class JetStreamBucket:
     async def put(self, key: str, value: bytes, *, expected: int, timeout: float) -> Outcome:
         """One fenced write, sent once (see the seam)."""
         if self._replaced is not None:
-            return Refused(BucketReplaced(self.name, self._replaced.evidence), retry=False)
+            return Refused(BucketReplaced(self.name, self._replaced.evidence, stream=self._stream), retry=False)
         try:
             reply = await self._connection.request(
                 self._subject + key,
@@ -147,7 +168,7 @@ class JetStreamBucket:
         except NotSent as error:
             return Refused(error.cause, retry=error.retry)
         except NoResponders:
-            return Refused(Unreachable(f"no stream takes writes to bucket {self.name!r} right now"), retry=True)
+            return Refused(Unreachable(f"no stream takes writes to {self._what} right now"), retry=True)
         except PermissionDenied as error:
             return Refused(error, retry=False)
         except Unreachable as error:
@@ -202,7 +223,7 @@ class JetStreamBucket:
             )
         except (KeyError, ValueError) as error:
             status = f"{headers.get('Status', '')} {headers.get('Description', '')}".strip()
-            raise Unreachable(f"bucket {self.name!r} gave no readable answer to a read ({status})").because(
+            raise Unreachable(f"{self._what} gave no readable answer to a read ({status})").because(
                 error
             ) from error
         self.high_water = max(self.high_water, entry.revision)
@@ -239,7 +260,7 @@ class JetStreamBucket:
                 return entries
             up_to = int(end.get("Nats-UpTo-Sequence") or 0)
             if end.get("Status") != "204" or not replies or not up_to:
-                raise Unreachable(f"bucket {self.name!r} broke off an answer ({end})")
+                raise Unreachable(f"{self._what} broke off an answer ({end})")
 
     async def keys(self, pattern: str, *, timeout: float) -> list[str]:
         """The matching keys, in pages of the server's (see the seam)."""
@@ -266,17 +287,17 @@ class JetStreamBucket:
 
     async def _ask_many(self, query: bytes, timeout: float) -> list[Reply]:
         if self._replaced is not None:
-            raise BucketReplaced(self.name, self._replaced.evidence)
+            raise BucketReplaced(self.name, self._replaced.evidence, stream=self._stream)
         try:
             return await self._connection.request_many(self._direct_get.removesuffix("."), query, timeout=timeout)
         except NotSent as error:
             if isinstance(error.cause, PermissionDenied):
                 raise error.cause from None
-            raise Unreachable(f"bucket {self.name!r} cannot be read: {error.cause}").because(
+            raise Unreachable(f"{self._what} cannot be read: {error.cause}").because(
                 error.cause
             ) from error.cause
         except NoResponders:
-            raise Unreachable(f"no stream answers for bucket {self.name!r} right now") from None
+            raise Unreachable(f"no stream answers for {self._what} right now") from None
 
     async def successor(self, key: str, revision: int, *, timeout: float) -> Entry | None:
         """The oldest kept revision above ``revision`` (see the seam)."""
@@ -292,7 +313,7 @@ class JetStreamBucket:
         reply = await self._ask(self._info, b"", timeout)
         answer = self._read_answer(reply)
         if answer is None:
-            raise Unreachable(f"bucket {self.name!r} did not tell its state")
+            raise Unreachable(f"{self._what} did not tell its state")
         if answer.get("created") != self._created:
             raise self.replaced(f"it was made at {answer.get('created')}, and ours at {self._created}")
         cluster: dict[str, str] = answer.get("cluster") or {}
@@ -302,8 +323,8 @@ class JetStreamBucket:
     def replaced(self, evidence: str) -> BucketReplaced:
         """Refuse everything from here on (see the seam)."""
         if self._replaced is None:
-            self._replaced = BucketReplaced(self.name, evidence)
-        return BucketReplaced(self.name, self._replaced.evidence)
+            self._replaced = BucketReplaced(self.name, evidence, stream=self._stream)
+        return BucketReplaced(self.name, self._replaced.evidence, stream=self._stream)
 
     @contextlib.asynccontextmanager
     async def hints(self, key: str) -> AsyncGenerator[Hint, None]:
@@ -339,7 +360,7 @@ class JetStreamBucket:
                 erased=_is_marker(_parsed(headers)),
             )
         except (KeyError, ValueError, TypeError) as error:
-            raise Unreachable(f"bucket {self.name!r} gave no readable answer to a read").because(error) from error
+            raise Unreachable(f"{self._what} gave no readable answer to a read").because(error) from error
         self.high_water = max(self.high_water, entry.revision)
         return entry
 
@@ -349,7 +370,7 @@ class JetStreamBucket:
             answer: dict[str, Any] = from_json(reply.data)
             error = api_error(answer)
         except (ValueError, AttributeError) as unreadable:
-            raise Unreachable(f"bucket {self.name!r} gave an answer that is no JSON").because(
+            raise Unreachable(f"{self._what} gave an answer that is no JSON").because(
                 unreadable
             ) from unreadable
         if error is None:
@@ -357,22 +378,22 @@ class JetStreamBucket:
         if error.code == _NO_MESSAGE:
             return None
         if error.code == _STREAM_NOT_FOUND:
-            raise NotProvisioned(self.name).because(error) from error
-        raise Unreachable(f"bucket {self.name!r} could not be read: {error}").because(error) from error
+            raise NotProvisioned(self.name, kind=self._what.partition(" ")[0]).because(error) from error
+        raise Unreachable(f"{self._what} could not be read: {error}").because(error) from error
 
     async def _ask(self, subject: str, payload: bytes, timeout: float) -> Reply:
         if self._replaced is not None:
-            raise BucketReplaced(self.name, self._replaced.evidence)
+            raise BucketReplaced(self.name, self._replaced.evidence, stream=self._stream)
         try:
             return await self._connection.request(subject, payload, timeout=timeout)
         except NotSent as error:
             if isinstance(error.cause, PermissionDenied):
                 raise error.cause from None
-            raise Unreachable(f"bucket {self.name!r} cannot be read: {error.cause}").because(
+            raise Unreachable(f"{self._what} cannot be read: {error.cause}").because(
                 error.cause
             ) from error.cause
         except NoResponders:
-            raise Unreachable(f"no stream answers for bucket {self.name!r} right now") from None
+            raise Unreachable(f"no stream answers for {self._what} right now") from None
 
 
 class _SubjectHint:

@@ -144,6 +144,11 @@ class Bucket(Protocol):
         ...
 
     @property
+    def created(self) -> int:
+        """When the server made the stream below, nanoseconds since the epoch: it knows of nothing earlier."""
+        ...
+
+    @property
     def retention(self) -> float:
         """Seconds until a revision expires; 0 where it never does."""
         ...

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from natsreceipts._jetstream.bucket import JetStreamBucket, api_error
+from natsreceipts._jetstream.bucket import JetStreamBucket, api_error, stream_of, subjects_of
 from natsreceipts._jetstream.connection import Connection, NoResponders, NotSent
 from natsreceipts._jetstream.objects import JetStreamObjects
 from natsreceipts.errors import InvalidSetting, NotProvisioned, PermissionDenied, Unreachable
@@ -29,12 +29,16 @@ _NANOSECONDS = 1_000_000_000
 
 
 class BucketSpec(NamedTuple):
-    """What a bucket is made with: its name, replicas, revisions kept, and retention in seconds (0: for ever)."""
+    """What a bucket is made with: its name, replicas, revisions kept, and retention in seconds (0: for ever).
+
+    ``of_sessions``: it is the session stream, which keeps every entry.
+    """
 
     name: str
     replicas: int = 1
     history: int = MIN_HISTORY
     retention: float = 0.0
+    of_sessions: bool = False
 
 
 class Finding(NamedTuple):
@@ -47,12 +51,12 @@ class Finding(NamedTuple):
 def stream_config(spec: BucketSpec) -> dict[str, Any]:
     """The stream below a bucket, as the JetStream API takes it."""
     return {
-        "name": f"KV_{spec.name}",
-        "subjects": [f"$KV.{spec.name}.>"],
+        "name": stream_of(spec.name, of_sessions=spec.of_sessions),
+        "subjects": [subjects_of(spec.name, of_sessions=spec.of_sessions) + ">"],
         "retention": "limits",
         "storage": "file",
         "discard": "new",
-        "max_msgs_per_subject": spec.history,
+        "max_msgs_per_subject": -1 if spec.of_sessions else spec.history,
         "max_msgs": -1,
         "max_bytes": -1,
         "max_age": round(spec.retention * _NANOSECONDS),
@@ -66,11 +70,13 @@ def stream_config(spec: BucketSpec) -> dict[str, Any]:
     }
 
 
-def findings(config: Mapping[str, Any], *, lease: float) -> list[Finding]:
+def findings(config: Mapping[str, Any], *, lease: float, of_sessions: bool = False) -> list[Finding]:
     """What is weaker in a stream's configuration than it must be (refused) or should be. ``lease`` in seconds."""
     found: list[Finding] = []
     history = config.get("max_msgs_per_subject", -1)
-    if 0 < history < MIN_HISTORY:
+    if of_sessions and history > 0:
+        found.append(Finding(True, f"keeps {history} entries of a session, and must keep them all"))
+    elif 0 < history < MIN_HISTORY:
         found.append(Finding(True, f"keeps {history} revisions of a key, and at least {MIN_HISTORY} are needed"))
     age = config.get("max_age", 0) / _NANOSECONDS
     if age and age < 10 * lease:
@@ -105,27 +111,31 @@ def findings(config: Mapping[str, Any], *, lease: float) -> list[Finding]:
 
 
 async def bind(
-    connection: Connection, name: str, *, lease: float, timeout: float
+    connection: Connection, name: str, *, lease: float, timeout: float, of_sessions: bool = False
 ) -> tuple[JetStreamBucket, list[Finding]]:
-    """The bucket ``name`` as it is, and what is weaker than it should be.
+    """The bucket (or session stream) ``name`` as it is, and what is weaker than it should be.
 
     Raises NotProvisioned where it is missing or its settings are refused, Unreachable, PermissionDenied.
     """
-    answer = await _api(connection, f"$JS.API.STREAM.INFO.KV_{name}", {}, name, timeout)
+    stream = stream_of(name, of_sessions=of_sessions)
+    kind = "stream" if of_sessions else "bucket"
+    answer = await _api(connection, f"$JS.API.STREAM.INFO.{stream}", {}, name, timeout)
     error = api_error(answer)
     if error is not None:
         if error.code == _STREAM_NOT_FOUND:
-            raise NotProvisioned(name).because(error) from error
-        raise Unreachable(f"the settings of bucket {name!r} could not be read: {error}").because(error) from error
+            raise NotProvisioned(name, kind=kind).because(error) from error
+        raise Unreachable(f"the settings of {kind} {name!r} could not be read: {error}").because(error) from error
     config: dict[str, Any] = answer["config"]
-    found = findings(config, lease=lease)
+    found = findings(config, lease=lease, of_sessions=of_sessions)
     refused = [finding.text for finding in found if finding.refused]
     if refused:
+        revisions = "--max-msgs-per-subject=" + ("-1" if of_sessions else f"{MIN_HISTORY} or more")
         raise NotProvisioned(
             name,
             f"cannot be used: it {'; it '.join(refused)}",
-            advice=f"a bucket that is there is never changed, so edit its stream: `nats stream edit KV_{name}` with "
-            f"--max-msgs-per-subject={MIN_HISTORY} or more, and --max-age=0 or 10 leases and more",
+            advice=f"one that is there is never changed, so edit its stream: `nats stream edit {stream}` with "
+            f"{revisions}, and --max-age=0 or 10 leases and more",
+            kind=kind,
         )
     bucket = JetStreamBucket(
         connection,
@@ -135,6 +145,7 @@ async def bind(
         replicas=int(config.get("num_replicas") or 1),
         retention=config.get("max_age", 0) / _NANOSECONDS,
         direct=bool(config.get("allow_direct")),
+        of_sessions=of_sessions,
     )
     return bucket, found
 
@@ -145,7 +156,7 @@ async def provision(connection: Connection, spec: BucketSpec, *, lease: float, t
     Raises InvalidSetting for a spec that `findings` would refuse, NotProvisioned where the server refuses it.
     """
     config = stream_config(spec)
-    for finding in findings(config, lease=lease):
+    for finding in findings(config, lease=lease, of_sessions=spec.of_sessions):
         raise InvalidSetting(f"bucket {spec.name!r}: {finding.text}")
     await _create(connection, spec.name, config, timeout)
 
