@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from natsreceipts.decision import Effect, Landed, NotLanded, Unknown
 from natsreceipts.embedded import EmbeddedServer, embedded
+from natsreceipts.entries import SessionEntry
 from natsreceipts.errors import (
     AmbiguousCall,
     BucketReplaced,
@@ -37,6 +38,8 @@ from natsreceipts.errors import (
     ResultNotSet,
     ResultTypeMismatch,
     ServerUnavailable,
+    SessionBusy,
+    SessionConflict,
     StaleRevision,
     StepRepeated,
     Unreachable,
@@ -45,7 +48,15 @@ from natsreceipts.errors import (
 from natsreceipts.guard import Call
 from natsreceipts.identity import ReceiptKey, args_hash, canonical_json, hmac_digest, sha256_hex
 from natsreceipts.receipts import Receipt, ReceiptStore
+from natsreceipts.reconcile import ReconcileReport, RecoveredCall
 from natsreceipts.run import Run
+from natsreceipts.sessions import (
+    LoadedSession,
+    SessionLog,
+    Sessions,
+    append_interruption_marker,
+    reconcile_interrupted_session,
+)
 from natsreceipts.toolkit import Toolkit, connect
 from natsreceipts.tools import Tool, tool
 from natsreceipts.transcript import (
@@ -86,6 +97,7 @@ __all__ = [
     "Landed",
     "LeaseLost",
     "LeftOut",
+    "LoadedSession",
     "NatsReceiptsError",
     "NoActiveRun",
     "NotApplied",
@@ -103,12 +115,19 @@ __all__ = [
     "ReceiptError",
     "ReceiptKey",
     "ReceiptStore",
+    "ReconcileReport",
+    "RecoveredCall",
     "RenamedCall",
     "RequestView",
     "ResultNotSet",
     "ResultTypeMismatch",
     "Run",
     "ServerUnavailable",
+    "SessionBusy",
+    "SessionConflict",
+    "SessionEntry",
+    "SessionLog",
+    "Sessions",
     "StaleRevision",
     "StepRepeated",
     "Tool",
@@ -116,6 +135,7 @@ __all__ = [
     "Unknown",
     "Unreachable",
     "UnsupportedRecord",
+    "append_interruption_marker",
     "args_hash",
     "canonical_json",
     "closable_by_append",
@@ -126,6 +146,7 @@ __all__ = [
     "interrupted_result_message",
     "interrupted_results",
     "is_interrupted_close",
+    "reconcile_interrupted_session",
     "request_view",
     "sha256_hex",
     "tool",

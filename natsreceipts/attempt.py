@@ -8,6 +8,7 @@ from natsreceipts.wire import ErrorInfo, ReceiptRecord, ResolvedBy, Status
 
 if TYPE_CHECKING:
     from natsreceipts.decision import Decision, Effect
+    from natsreceipts.entries import SessionEntry
     from natsreceipts.identity import ReceiptKey
     from natsreceipts.seen import Seen
 
@@ -97,6 +98,7 @@ class Attempt:
         "body",
         "claimed_as",
         "effect",
+        "entry",
         "in_flight",
         "key",
         "kv_key",
@@ -116,6 +118,8 @@ class Attempt:
         self.effect = effect
         self.lease = lease
         """Seconds."""
+        self.entry: SessionEntry | None = None
+        """Where in a session the call was asked for."""
         self.args: bytes | None = None
         """The arguments to keep in the receipt, a payload's JSON."""
         self.revision = 0
@@ -170,6 +174,10 @@ class Attempt:
         self.number = record.attempts
         self.token = record.holder.token if record.holder else ""
         self.body = None
+
+    def withdrawn_by(self, fences: dict[str, int]) -> bool:
+        """Whether fences refuse a claim of this attempt: it is from before one, or does not say from where."""
+        return self.entry is None or self.entry.seq <= fences.get(self.entry.token, -1)
 
     def let_go(self) -> None:
         """Hold nothing any more."""

@@ -302,7 +302,7 @@ class Attempts:
         effect = stricter(record.effect or Effect.READ, attempt.effect)
         if record.status == "completed":
             return Blocked(seen, decide(Completed(), effect), effect)
-        if record.fences:
+        if record.fences and attempt.withdrawn_by(record.fences):
             raise CallWithdrawn(attempt.key)
         state: ReceiptState
         expires_in = 0.0

@@ -26,7 +26,15 @@ from natsreceipts.dialects.base import ErrorKind
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-__all__ = ["CloseReason", "InterruptedResult", "ToolCallRef", "close_calls", "failure_text", "interrupted_results"]
+__all__ = [
+    "CloseReason",
+    "InterruptedResult",
+    "ToolCallRef",
+    "close_calls",
+    "close_reason",
+    "failure_text",
+    "interrupted_results",
+]
 
 
 class ToolCallRef(Protocol):
@@ -150,11 +158,14 @@ def interrupted_results(
     """
     effects = tool_effects or {}
     return close_calls(
-        (call, _reason(call, effects, started)) for call in calls if getattr(call, "kind", None) != "result"
+        (call, close_reason(call, effects, started)) for call in calls if getattr(call, "kind", None) != "result"
     )
 
 
-def _reason(call: ToolCallRef, effects: Mapping[str, Effect | str], started: Collection[str] | None) -> CloseReason:
+def close_reason(
+    call: ToolCallRef, effects: Mapping[str, Effect | str], started: Collection[str] | None = None
+) -> CloseReason:
+    """Return why a call is closed of which nothing is on record (see `interrupted_results`)."""
     if started is not None and call.tool_call_id not in started:
         return CloseReason.NEVER_STARTED
     effect = effects.get(call.tool_name)

@@ -19,6 +19,7 @@ from natsreceipts.errors import (
     NotRecorded,
     PayloadMissing,
     ReceiptErased,
+    SessionBusy,
     UnsupportedRecord,
 )
 from natsreceipts.run import delivered
@@ -142,7 +143,7 @@ async def _give_back(msg: JetStreamMessage, error: BaseException, number: int, *
                 await msg.nak(delay=_growing(number))
         elif isinstance(error, CallWithdrawn):
             await msg.nak(delay=_growing(number))
-        elif isinstance(error, CallInFlight):
+        elif isinstance(error, CallInFlight | SessionBusy):
             await msg.nak(delay=max(error.retry_after, _SOON))
         elif isinstance(error, LeaseLost | NotClaimed):
             await msg.nak(delay=_SOON)

@@ -37,6 +37,8 @@ __all__ = [
     "ResultNotSet",
     "ResultTypeMismatch",
     "ServerUnavailable",
+    "SessionBusy",
+    "SessionConflict",
     "StaleRevision",
     "StepRepeated",
     "Unreachable",
@@ -360,11 +362,21 @@ class PayloadMissing(ReceiptError):
 class CorruptRecord(ReceiptError):
     """A value in a bucket that cannot be read. It is never treated as absent."""
 
-    def __init__(self, bucket: str, key: ReceiptKey | str, revision: int, reason: str) -> None:
+    def __init__(
+        self, bucket: str, key: ReceiptKey | str, revision: int, reason: str, *, of_session: bool = False
+    ) -> None:
         self.bucket = bucket
         self.revision = revision
         self.reason = reason
         shown = key if isinstance(key, str) else key.kv_key
+        if of_session:
+            super().__init__(
+                key,
+                f"entry {revision} in stream {bucket!r} cannot be read ({reason}); nothing was appended. Look at it "
+                f"with `nats stream get {bucket} {revision}`: somebody else wrote it. Go on in a new session, with the "
+                f"messages of this one that can be read",
+            )
+            return
         super().__init__(
             key,
             f"revision {revision} in bucket {bucket!r} cannot be read ({reason}); nothing was executed. "
@@ -415,6 +427,40 @@ class NotResolvable(ReceiptError):
         super().__init__(key, f"a receipt that is {status} cannot be settled from outside: {reason}")
 
 
+class SessionBusy(NatsReceiptsError):
+    """A call of the session is running under a live lease: another worker is at it. Nothing was written.
+
+    Come back in ``retry_after`` seconds.
+    """
+
+    def __init__(self, tenant: str, session: str, *, retry_after: float, calls: tuple[str, ...]) -> None:
+        self.tenant = tenant
+        self.session = session
+        self.retry_after = retry_after
+        self.calls = calls
+        super().__init__(
+            f"session {session} of {tenant}: another worker is executing {', '.join(calls)} under a live lease; "
+            f"nothing was written, come back in {retry_after:.1f} s"
+        )
+
+
+class SessionConflict(NatsReceiptsError):
+    """Somebody else wrote to the session first. ``missed`` are the entries that this log had not seen.
+
+    Nothing was appended. The log has them now: look at them, and append again if it still makes sense.
+    """
+
+    def __init__(self, tenant: str, session: str, *, missed: tuple[Any, ...]) -> None:
+        self.tenant = tenant
+        self.session = session
+        self.missed = missed
+        plural = "entry that this log had" if len(missed) == 1 else "entries that this log had"
+        super().__init__(
+            f"session {session} of {tenant} has {len(missed)} {plural} not seen (.missed), so nothing was appended. "
+            f"Look at them, and append again if that still makes sense"
+        )
+
+
 class UnsupportedRecord(ReceiptError):
     """A record of a newer format than this version reads."""
 
@@ -425,7 +471,8 @@ class UnsupportedRecord(ReceiptError):
         super().__init__(
             key,
             f"revision {revision} in bucket {bucket!r} has format version {version!r}, and this version of "
-            f"natsreceipts reads version 1; nothing was executed. Upgrade natsreceipts in this worker",
+            f"natsreceipts reads version 1; nothing was executed and nothing written. Upgrade natsreceipts in this "
+            f"worker",
         )
 
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from natsreceipts._jetstream import Entry
+    from natsreceipts.entries import SessionEntry
     from natsreceipts.identity import ReceiptKey
 
 __all__ = ["Call", "inside", "mark_left", "recorded"]
@@ -183,6 +184,7 @@ class Call:
         args: object = None,
         known: Entry | None = None,
         read_first: bool = False,
+        entry: SessionEntry | None = None,
     ) -> None:
         self.key = key
         """The ReceiptKey of the call."""
@@ -201,6 +203,7 @@ class Call:
         self._known = known
         self._read_first = read_first
         self._attempt = Attempt(key, effect=options.effect, lease=options.lease)
+        self._attempt.entry = entry
         if options.store_args:
             self._attempt.args, _ = encode_payload(args)
         self._steps: set[str] | None = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import pydantic
 
 from natsreceipts.decision import Effect, Verdict
+from natsreceipts.entries import SessionEntry
 from natsreceipts.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class CallOptions:
     of the `Call`, that is asked instead of raising AmbiguousCall; it looks at the outside world and returns
     `Landed`, `NotLanded` or `Unknown`. ``result_type``: what results are read as (anything that a pydantic
     TypeAdapter takes), for the first caller and for every replay. ``store_args``: keep the arguments in the receipt.
+    ``entry``: the session's entry in which the call was asked for (by default the ambient one): once a wake has told
+    the model that a call never started, a claim from before that is refused (CallWithdrawn).
     Raises InvalidSetting.
     """
 
@@ -44,6 +47,7 @@ class CallOptions:
     verify: Callable[..., Awaitable[Verdict]] | None = None
     result_type: Any = None
     store_args: bool = False
+    entry: SessionEntry | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -70,6 +74,8 @@ class CallOptions:
             raise InvalidSetting(f"not_applied={self.not_applied!r}: use a tuple of exception classes")
         if self.store_args is not True and self.store_args is not False:
             raise InvalidSetting(f"store_args={self.store_args!r}: use True or False")
+        if self.entry is not None and not isinstance(cast("object", self.entry), SessionEntry):
+            raise InvalidSetting(f"entry={self.entry!r}: use what append, resume or entry_of of a session returned")
         if self.verify is not None:
             takes_argument(self.verify)
         if self.result_type is not None:

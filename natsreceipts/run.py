@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast, overload
 
 from natsreceipts.background import Pulse, Stragglers, see_through
 from natsreceipts.decision import Effect
+from natsreceipts.entries import ambient_entry
 from natsreceipts.errors import CallInFlight, InvalidSetting, NatsReceiptsError, NoActiveRun, with_key
 from natsreceipts.guard import Call, inside, mark_left, recorded
 from natsreceipts.identity import Digest, ReceiptKey, args_hash, key_token
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
     from natsreceipts._jetstream import Entry
     from natsreceipts.attempts import Attempts
+    from natsreceipts.entries import SessionEntry
 
-__all__ = ["Executions", "Run", "current_run", "delivered"]
+__all__ = ["Executions", "Run", "active_run", "current_run", "delivered"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -49,12 +51,18 @@ _PREFETCH = (16 * 1024, 4 * 1024 * 1024)
 """Bytes of the largest record that is prefetched, and of all of them."""
 
 
+def active_run() -> Run | None:
+    """The run of the innermost ``async with run:``, or None outside one."""
+    scope = _scope.get()
+    return scope.run if scope is not None else None
+
+
 def current_run() -> Run:
     """The run of the innermost ``async with run:``. Raises NoActiveRun outside one."""
-    scope = _scope.get()
-    if scope is None:
+    run = active_run()
+    if run is None:
         raise NoActiveRun
-    return scope.run
+    return run
 
 
 class Executions:
@@ -219,12 +227,38 @@ class Run:
         Raises NotCanonical, InvalidName and InvalidSetting before anything is written.
         """
         key = self.key(tool, args, distinct=distinct)
-        return self._call(key, self._options_of(options), args, self._known.get(key.kv_key), self._reads_first())
+        chosen = self._options_of(options)
+        entry = self._entry_for(chosen)
+        return self._call(key, chosen, args, self._known.get(key.kv_key), self._reads_first(), entry)
+
+    def _entry_for(self, options: CallOptions) -> SessionEntry | None:
+        """Where in a session a call is asked for: as it says, or in the ambient entry."""
+        entry = options.entry
+        if entry is None:
+            return ambient_entry(self.tenant, self.run)
+        if entry.tenant != self.tenant:
+            raise InvalidSetting(
+                f"entry= is of session {entry.session} of tenant {entry.tenant}, and this run of {self.tenant}"
+            )
+        if entry.run is not None and entry.run != self.run:
+            raise InvalidSetting(
+                f"entry= says that its calls are made in run {entry.run}, and this is run {self.run}: wake would look "
+                f"for the receipt there, and tell the model that the call never started"
+            )
+        return entry
 
     def _reads_first(self) -> bool:
         return delivered.get() > 1 and not self._prefetched
 
-    def _call(self, key: ReceiptKey, options: CallOptions, args: object, known: Entry | None, read_first: bool) -> Call:
+    def _call(
+        self,
+        key: ReceiptKey,
+        options: CallOptions,
+        args: object,
+        known: Entry | None,
+        read_first: bool,
+        entry: SessionEntry | None,
+    ) -> Call:
         return Call(
             self._store,
             self._pulse,
@@ -234,6 +268,7 @@ class Run:
             args=args,
             known=known,
             read_first=read_first,
+            entry=entry,
         )
 
     async def _peek(self, key: ReceiptKey) -> Entry | None:
@@ -282,6 +317,7 @@ class Run:
         wants_call = takes_argument(fn)
         key = self.key(tool, args, distinct=distinct)
         chosen = self._options_of(options)
+        entry = self._entry_for(chosen)
         known = self._known.get(key.kv_key)
         if known is not None:
             quick = quick_result(key, known.revision, known.value)
@@ -297,7 +333,7 @@ class Run:
                 return result
 
         async def work() -> Any:
-            async with self._call(key, chosen, args, known, read_first=False) as call:
+            async with self._call(key, chosen, args, known, False, entry) as call:
                 if not call.replayed:
                     value: object = fn(call) if wants_call else fn()
                     # The type is the quick look; the other asks an abstract base class.
@@ -308,7 +344,8 @@ class Run:
 
         if chosen.effect is Effect.READ:
             return await work()
-        identity = (key, chosen.effect, chosen.result_type, chosen.store_args)
+        where = (entry.token, entry.seq) if entry is not None else None
+        identity = (key, where, chosen.effect, chosen.result_type, chosen.store_args)
         try:
             return await self._executions.join(identity, work, wait=chosen.wait)
         except _StillRunning:

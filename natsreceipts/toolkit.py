@@ -20,6 +20,7 @@ from natsreceipts.options import CallOptions
 from natsreceipts.payloads import PayloadStore
 from natsreceipts.receipts import ReceiptStore
 from natsreceipts.run import Executions, Run
+from natsreceipts.sessions import Sessions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -35,11 +36,21 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Toolkit:
-    """What `connect` gives: ``receipts``, and runs to make guarded calls in."""
+    """What `connect` gives: ``receipts``, ``sessions``, and runs to make guarded calls in."""
 
-    def __init__(self, receipts: ReceiptStore, attempts: Attempts, *, digest: Digest, defaults: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        receipts: ReceiptStore,
+        sessions: Sessions,
+        attempts: Attempts,
+        *,
+        digest: Digest,
+        defaults: dict[str, Any],
+    ) -> None:
         self.receipts = receipts
         """The receipts: `ReceiptStore.get`."""
+        self.sessions = sessions
+        """The session logs: `Sessions.open`."""
         self._digest = digest
         self._defaults = defaults
         self._attempts = attempts
@@ -115,8 +126,8 @@ async def connect(
     """Connect, look at the buckets, and give a `Toolkit` for as long as the context is open.
 
     ``servers_or_client``: a URL, several, or a connected nats-py client, which is not closed. ``namespace``
-    prefixes every bucket (``prod-receipts``). ``digest`` is how arguments are hashed, the same for every worker of
-    a bucket. ``provision`` makes missing buckets, with ``replicas``, ``history`` (revisions kept of a key, at
+    prefixes every bucket and stream (``prod-receipts``). ``digest`` is how arguments are hashed, the same for every
+    worker of a bucket. ``provision`` makes missing buckets, with ``replicas``, ``history`` (revisions kept of a key, at
     least 8) and ``retention`` (seconds until a receipt expires and its call can run again; 0: never); a bucket
     that is there is never changed. ``lease``: seconds, the default of every call. ``inline_limit``: bytes of a record
     above which its payloads move to the object store ``receipt-payloads``. ``worker`` names this worker in
@@ -145,15 +156,21 @@ async def connect(
         raise InvalidSetting(f"digest={digest!r}: use sha256_hex or hmac_digest(secret)")
     payloads_name = f"{namespace}-receipt-payloads" if namespace else "receipt-payloads"
     bucket_name = f"{namespace}-receipts" if namespace else "receipts"
+    stream_name = f"{namespace}-SESSIONS" if namespace else "SESSIONS"
     async with opened(servers, connect_timeout=connect_timeout, options=connection) as link:
         if provision:
             spec = BucketSpec(bucket_name, replicas, history, retention)
             await make(link, spec, lease=options.lease, timeout=connect_timeout)
             await provision_objects(link, spec._replace(name=payloads_name), timeout=connect_timeout)
+            of_sessions = spec._replace(name=stream_name, of_sessions=True)
+            await make(link, of_sessions, lease=options.lease, timeout=connect_timeout)
         bucket, findings = await bind(link, bucket_name, lease=options.lease, timeout=connect_timeout)
         objects = await bind_objects(link, payloads_name, timeout=connect_timeout)
         for finding in findings:
             _log.warning("bucket %s %s", bucket_name, finding.text)
+        stream, findings = await bind(link, stream_name, lease=options.lease, timeout=connect_timeout, of_sessions=True)
+        for finding in findings:
+            _log.warning("stream %s %s", stream_name, finding.text)
         least = 30.0 if bucket.replicas > 1 else 10.0
         if options.lease < least:
             _log.warning(
@@ -163,7 +180,13 @@ async def connect(
             )
         payloads = PayloadStore(objects, inline_limit=inline_limit)
         attempts = Attempts(bucket, payloads, worker=worker)
-        toolkit = Toolkit(ReceiptStore(bucket, attempts), attempts, digest=digest, defaults={"lease": options.lease})
+        toolkit = Toolkit(
+            ReceiptStore(bucket, attempts),
+            Sessions(stream, attempts, digest=digest),
+            attempts,
+            digest=digest,
+            defaults={"lease": options.lease},
+        )
         try:
             yield toolkit
         finally:

@@ -53,6 +53,7 @@ __all__ = [
     "find_orphan_tool_calls",
     "interrupted_result_message",
     "interrupted_results",
+    "interruption_marker_message",
     "is_interrupted_close",
     "request_view",
     "tool_calls_of",
@@ -266,6 +267,15 @@ def tool_result_message(
     an unknown dialect.
     """
     return dialect_named(dialect).mint(Call(tool_call_id, tool_name), value, is_error=is_error)
+
+
+def interruption_marker_message(*, tool_use_in_flight: bool, dialect: str = "neutral") -> Message:
+    """Return the user's message that says that a person stopped the run, in the shape of a dialect.
+
+    Raises InvalidSetting for an unknown dialect.
+    """
+    text = INTERRUPTED_BY_USER_FOR_TOOL_USE_MARKER if tool_use_in_flight else INTERRUPTED_BY_USER_MARKER
+    return dialect_named(dialect).user_message(text)
 
 
 def is_interrupted_close(message: object, *, dialect: str = "neutral") -> bool:

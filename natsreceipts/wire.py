@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import pydantic
 from pydantic import ConfigDict, Field
@@ -18,16 +18,21 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import from_json, to_json
 
 from natsreceipts.decision import Effect
+from natsreceipts.dialects.base import ErrorKind  # noqa: TC001 - pydantic reads it
 from natsreceipts.errors import CorruptRecord, NatsReceiptsError, UnsupportedRecord
 from natsreceipts.identity import ReceiptKey
 from natsreceipts.payload import normal_form, pack, unpack
 
 __all__ = [
+    "CloseInfo",
+    "EntryKind",
+    "EntryRecord",
     "ErrorInfo",
     "Holder",
     "ObjectRef",
     "Payload",
     "ReceiptRecord",
+    "ReceiptSaid",
     "Recorded",
     "ResolvedBy",
     "Status",
@@ -36,6 +41,7 @@ __all__ = [
     "fresh_body",
     "fresh_receipt",
     "quick_result",
+    "read_entry",
     "read_receipt",
 ]
 
@@ -277,6 +283,67 @@ def quick_result(key: ReceiptKey, revision: int, value: bytes) -> Recorded | Non
         return Recorded(result["json"], record["attempts"], revision) if plainly else None
     except (ValueError, KeyError, TypeError):
         return None
+
+
+EntryKind = Literal["message", "marker", "suspend", "resume", "compaction"]
+
+
+class CloseInfo(_Wire):
+    """That a result is a close: of which call, and in which of the two honest states it leaves it."""
+
+    tool_call_id: str
+    error_kind: ErrorKind
+
+
+class ReceiptSaid(_Wire):
+    """What a receipt said when a result was written into a session by its word.
+
+    ``key`` is the receipt's KV key, ``revision`` the one that was read or written (0: there was none), ``status`` what
+    it said, ``attempts`` how many there were.
+    """
+
+    tool_call_id: str
+    key: str
+    revision: int = Field(ge=0)
+    status: str
+    attempts: int = Field(ge=0)
+
+
+class EntryRecord(_Wire):
+    """One entry of a session (docs/wire.md). ``id`` is a nonce; the entry's place and time are the server's."""
+
+    v: int = Field(ge=1, le=1)
+    id: str = Field(min_length=1)
+    parent_id: str | None
+    kind: EntryKind
+    run_id: str | None = None
+    dialect: str
+    body: dict[str, Any]
+    close: CloseInfo | None = None
+    receipt: ReceiptSaid | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.kind in ("suspend", "resume"):
+            ids = self.body.get("toolCallIds")
+            if not isinstance(ids, list) or not all(type(each) is str for each in cast("list[object]", ids)):
+                raise ValueError(f"a {self.kind} lists its toolCallIds")
+        if self.kind == "compaction":
+            kept = self.body.get("keepFrom")
+            if not isinstance(self.body.get("message"), dict) or not (kept is None or type(kept) is str):
+                raise ValueError("a compaction has a message, and the id of the first entry that it keeps, or null")
+        return self
+
+
+def read_entry(stream: str, key: str, seq: int, value: bytes) -> EntryRecord:
+    """Read one entry of the session ``key`` (``<tenant>.<session>``). Raises `UnsupportedRecord`, `CorruptRecord`."""
+    try:
+        return EntryRecord.model_validate_json(value)
+    except pydantic.ValidationError as error:
+        version = _version(value)
+        if type(version) is int and version > 1:
+            raise UnsupportedRecord(stream, key, seq, version) from error
+        raise CorruptRecord(stream, key, seq, _first_problem(error), of_session=True) from error
 
 
 def _version(value: bytes) -> object:

@@ -223,9 +223,7 @@ class JetStreamBucket:
             )
         except (KeyError, ValueError) as error:
             status = f"{headers.get('Status', '')} {headers.get('Description', '')}".strip()
-            raise Unreachable(f"{self._what} gave no readable answer to a read ({status})").because(
-                error
-            ) from error
+            raise Unreachable(f"{self._what} gave no readable answer to a read ({status})").because(error) from error
         self.high_water = max(self.high_water, entry.revision)
         return entry
 
@@ -293,9 +291,7 @@ class JetStreamBucket:
         except NotSent as error:
             if isinstance(error.cause, PermissionDenied):
                 raise error.cause from None
-            raise Unreachable(f"{self._what} cannot be read: {error.cause}").because(
-                error.cause
-            ) from error.cause
+            raise Unreachable(f"{self._what} cannot be read: {error.cause}").because(error.cause) from error.cause
         except NoResponders:
             raise Unreachable(f"no stream answers for {self._what} right now") from None
 
@@ -370,9 +366,7 @@ class JetStreamBucket:
             answer: dict[str, Any] = from_json(reply.data)
             error = api_error(answer)
         except (ValueError, AttributeError) as unreadable:
-            raise Unreachable(f"{self._what} gave an answer that is no JSON").because(
-                unreadable
-            ) from unreadable
+            raise Unreachable(f"{self._what} gave an answer that is no JSON").because(unreadable) from unreadable
         if error is None:
             return answer
         if error.code == _NO_MESSAGE:
@@ -389,9 +383,7 @@ class JetStreamBucket:
         except NotSent as error:
             if isinstance(error.cause, PermissionDenied):
                 raise error.cause from None
-            raise Unreachable(f"{self._what} cannot be read: {error.cause}").because(
-                error.cause
-            ) from error.cause
+            raise Unreachable(f"{self._what} cannot be read: {error.cause}").because(error.cause) from error.cause
         except NoResponders:
             raise Unreachable(f"no stream answers for {self._what} right now") from None
 

@@ -136,6 +136,10 @@ class Dialect(ABC):
     def mint(self, call: Call, value: object, *, is_error: bool, error_kind: ErrorKind | None = None) -> Message:
         """Make the message with the result of a call: any value, or a text. ``error_kind`` makes it a close."""
 
+    def user_message(self, text: str) -> Message:
+        """Make a message in which the user says ``text``."""
+        return {"role": "user", "content": text}
+
     def error_kinds(self, message: Message) -> Iterable[ErrorKind | None]:
         """Return the error kind of each result in a message (`Result.error_kind`)."""
         return [result.error_kind for result in self.view(message).results]

@@ -80,6 +80,10 @@ class LangChain(Dialect):
             data["artifact"] = {OWN_FIELD: {"errorKind": error_kind.value}}
         return {"type": "tool", "data": data}
 
+    def user_message(self, text: str) -> Message:
+        """Make a message in which the user says ``text``."""
+        return {"type": "human", "data": {"content": text, "type": "human"}}
+
     def placed(self, answer: Answer, caller: Message) -> Message:
         """Return the result under its id in the request, in the form of its caller, our own field taken out."""
         piece = answer.piece

@@ -80,6 +80,10 @@ class PydanticAI(BlockDialect):
             part["outcome"] = "failed"
         return {**self.empty_carrier(), "parts": [part]}
 
+    def user_message(self, text: str) -> Message:
+        """Make a request in which the user says ``text``."""
+        return {**self.empty_carrier(), "parts": [{"part_kind": "user-prompt", "content": text}]}
+
     def placed(self, answer: Answer, caller: Message) -> Message:
         """Return the part under its id in the request, our own field taken out."""
         del caller

@@ -1,0 +1,400 @@
+"""The log of a session on the stream: append behind a fence, load, branch, suspend and resume, compact.
+
+Every append expects the session's last sequence, so of two writers one is refused (`SessionConflict`). An append
+whose answer was lost is recognised by its entry's id. Request and answer only, no task and no timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic_core import from_json, to_json
+
+from natsreceipts.dialects import dialect_named
+from natsreceipts.entries import Branch, SessionEntry, branch_of, remember_entry
+from natsreceipts.errors import (
+    BucketReplaced,
+    InvalidName,
+    InvalidSetting,
+    InvalidTranscript,
+    NotProvisioned,
+    PermissionDenied,
+    SessionConflict,
+    Unreachable,
+)
+from natsreceipts.fence import InDoubt, Landed, NotWritten, Pace, newest, patiently, report
+from natsreceipts.identity import key_token
+from natsreceipts.run import Run, active_run
+from natsreceipts.transcript import closable_by_append, tool_calls_of
+from natsreceipts.wire import CloseInfo, EntryKind, EntryRecord, ReceiptSaid, read_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from natsreceipts._jetstream import Bucket, Entry
+    from natsreceipts.dialects.base import Message
+
+__all__ = ["SessionStore"]
+
+_ROOM = 512
+"""Bytes kept free below the server's max_payload for an entry's headers."""
+
+_LOST: Any = object()
+
+
+class SessionStore:
+    """One session's entries as this process knows them, and the one way to add to them.
+
+    `natsreceipts.SessionLog` is what a host gets; this is the part of it that reconcile and wake share.
+    """
+
+    def __init__(
+        self, bucket: Bucket, tenant: str, session: str, *, dialect: str | None, pace: Callable[[], Pace]
+    ) -> None:
+        for what, name in (("tenant", tenant), ("session", session)):
+            try:
+                key_token(name)
+            except InvalidName as error:
+                raise InvalidName(what, error.value, error.reason) from None
+        if dialect is not None:
+            dialect_named(dialect)
+        self.tenant = tenant
+        self.session = session
+        self.bucket = bucket
+        self.pace = pace
+        """Tries for one operation."""
+        self.key = f"{key_token(tenant)}.{key_token(session)}"
+        self.entries: dict[str, SessionEntry] = {}
+        """Every entry that was read, by id, in order."""
+        self.last_seq = 0
+        self._dialect = dialect
+        self._tip: str | None = None
+        self._head: Any = _LOST
+        """The parent of the next entry, where `branch` said so."""
+        self._branch: tuple[str | None, Branch] | None = None
+        self._loaded = False
+        self._in_doubt: EntryRecord | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def dialect(self) -> str:
+        """The dialect of the session's messages: as it was opened with, else that of its first entry."""
+        return self._dialect or "neutral"
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the session was read at all."""
+        return self._loaded
+
+    @property
+    def tip(self) -> str | None:
+        """The id of the entry that the next one follows."""
+        return self._tip if self._head is _LOST else self._head
+
+    @property
+    def room(self) -> int:
+        """Bytes that a message in an entry may have."""
+        return self.bucket.max_payload - _ROOM - 2048
+
+    # ------------------------------------------------------------------ reading
+
+    async def refresh(self) -> None:
+        """Take in what was written since the last look. Raises Unreachable, CorruptRecord, UnsupportedRecord, …"""
+        async with self._lock:
+            await self._catch_up(self.pace())
+
+    async def look(self) -> None:
+        """`refresh` for somebody who looks at what is there: an append in doubt that is there is so no longer."""
+        await self.refresh()
+        if self._in_doubt is not None and self._in_doubt.id in self.entries:
+            self._in_doubt = None
+
+    async def ensure_loaded(self) -> None:
+        """`refresh`, unless the session was read before."""
+        if not self._loaded:
+            await self.refresh()
+
+    async def _catch_up(self, pace: Pace) -> tuple[SessionEntry, ...]:
+        """Read in pages from any replica, up to what the leader says is last. Returns the entries that were new."""
+        missed: list[SessionEntry] = []
+        while True:
+            whole = False
+            while not whole:
+                after = self.last_seq
+                found, whole = await patiently(
+                    pace, lambda timeout, after=after: self.bucket.since(self.key, after, timeout=timeout)
+                )
+                missed += [self._take(entry) for entry in found]
+            last = await newest(self.bucket, self.key, pace)
+            if last is None or last.revision <= self.last_seq:
+                break
+            if pace.over:
+                raise Unreachable(f"session {self.key}: its newest entry cannot be read yet; nothing was appended")
+            await pace.pause()
+        if self.last_seq and (last is None or last.revision < self.last_seq):
+            await patiently(pace, lambda timeout: self.bucket.clock(timeout=timeout))  # raises if it was replaced
+        self._loaded = True
+        return tuple(missed)
+
+    def _take(self, entry: Entry) -> SessionEntry:
+        record = read_entry(self.bucket.name, self.key, entry.revision, entry.value)
+        if self._dialect is None:
+            self._dialect = record.dialect
+        if record.dialect != self._dialect:
+            raise InvalidSetting(
+                f"session {self.session} of {self.tenant} was opened as {self._dialect!r}, and its entry "
+                f"{entry.revision} is in the dialect {record.dialect!r}: open it with that one"
+            )
+        when = dt.datetime.fromtimestamp(entry.time / 1e9, dt.UTC)
+        return self._add(self._entry_of(record, entry.revision, when))
+
+    def _entry_of(self, record: EntryRecord, seq: int, when: dt.datetime | None) -> SessionEntry:
+        return SessionEntry(
+            tenant=self.tenant,
+            session=self.session,
+            id=record.id,
+            parent_id=record.parent_id,
+            kind=record.kind,
+            run=record.run_id,
+            dialect=record.dialect,
+            body=record.body,
+            close=record.close,
+            receipt=record.receipt,
+            seq=seq,
+            time=when,
+        )
+
+    def _add(self, entry: SessionEntry) -> SessionEntry:
+        self.entries[entry.id] = entry
+        self._tip = entry.id
+        self.last_seq = entry.seq
+        return entry
+
+    def branch(self) -> Branch:
+        """The branch that the next entry goes on, as far as it was read."""
+        tip = self.tip
+        if self._branch is None or self._branch[0] != tip:
+            self._branch = (tip, branch_of(self.entries, tip, stream=self.bucket.name))
+        return self._branch[1]
+
+    # ------------------------------------------------------------------ writing
+
+    async def append(
+        self,
+        kind: EntryKind,
+        body: Message,
+        *,
+        run: str | None = None,
+        close: CloseInfo | None = None,
+        receipt: ReceiptSaid | None = None,
+        expected: int | None = None,
+    ) -> SessionEntry:
+        """Append one entry after what this log has read. ``expected``: only if that is this sequence still.
+
+        Raises SessionConflict with the entries that were missed, InvalidTranscript and InvalidSetting for an entry
+        that cannot be kept, Unreachable where it was not appended or where that is not known (the same append
+        made again is then recognised), PermissionDenied, NotProvisioned, BucketReplaced.
+        """
+        async with self._lock:
+            pace = self.pace()
+            if not self._loaded:
+                await self._catch_up(pace)
+            if expected is not None and expected != self.last_seq:
+                raise self._conflict(tuple(entry for entry in self.entries.values() if entry.seq > expected))
+            said: dict[str, Any] = {"close": close, "receipt": receipt}
+            said = {name: value for name, value in said.items() if value is not None}
+            record = EntryRecord(
+                v=1,
+                id=self.bucket.nonce(),
+                parent_id=self.tip,
+                kind=kind,
+                run_id=run,
+                dialect=self.dialect,
+                body=body,
+                **said,
+            )
+            doubtful = self._in_doubt
+            if doubtful is not None and _same(doubtful, record):  # the same append, made again
+                if doubtful.id in self.entries:
+                    self._in_doubt, self._head = None, _LOST
+                    return self.entries[doubtful.id]
+                if doubtful.parent_id == record.parent_id:
+                    record = doubtful  # if it has landed meanwhile, it is found by its id
+            return await self._write(record, pace)
+
+    async def _write(self, record: EntryRecord, pace: Pace) -> SessionEntry:
+        value = record.to_bytes()
+        room = self.bucket.max_payload - _ROOM
+        if len(value) > room:
+            raise InvalidSetting(
+                f"session {self.session} of {self.tenant}: an entry of {len(value):,} bytes is more than the server "
+                f"takes ({room:,}); nothing was appended. Keep large contents elsewhere, and a reference in the message"
+            )
+        again = self._in_doubt is record
+        self._in_doubt = record
+        try:
+            outcome = await report(
+                self.bucket,
+                self.key,
+                value,
+                expected=self.last_seq,
+                is_this_write=lambda entry: _id_in(entry) == record.id,
+                pace=pace,
+                doubt=again,
+            )
+        except NotWritten as failure:
+            self._in_doubt = None
+            if isinstance(failure.cause, PermissionDenied | NotProvisioned | BucketReplaced):
+                raise failure.cause from None
+            raise Unreachable(f"session {self.key}: nothing was appended: {failure}").because(
+                failure.cause
+            ) from failure.cause
+        except InDoubt as failure:
+            raise Unreachable(
+                f"session {self.key}: whether entry {record.id} was appended is not known ({failure}); append the "
+                f"same message again with this log, which finds out, or load the session and look"
+            ).because(failure.cause) from failure.cause
+        if isinstance(outcome, Landed):
+            self._in_doubt = None
+            self._head = _LOST
+            self._dialect = record.dialect
+            return self._add(self._entry_of(record, outcome.revision, None))
+        missed = await self._missed(pace)
+        self._in_doubt = None
+        if record.id in self.entries:
+            self._head = _LOST
+            return self.entries[record.id]
+        raise self._conflict(missed)
+
+    async def _missed(self, pace: Pace) -> tuple[SessionEntry, ...]:
+        """What came before a refused append. A read that does not show it is stale, so it is read again."""
+        while not (missed := await self._catch_up(pace)):
+            if pace.over:
+                raise Unreachable(
+                    f"session {self.key}: the server refused an append as overtaken, and reads do not show by what; "
+                    f"nothing was appended"
+                )
+            await pace.pause()
+        return missed
+
+    def _conflict(self, missed: tuple[SessionEntry, ...]) -> SessionConflict:
+        return SessionConflict(self.tenant, self.session, missed=missed)
+
+    def go_on_from(self, entry_id: str | None) -> None:
+        """Let the next entry follow that one (None: begin anew)."""
+        if entry_id is not None and entry_id not in self.entries:
+            raise InvalidName("entry", entry_id, "the session has no such entry, as far as this log has read it")
+        self._head = entry_id
+
+    # ------------------------------------------------------------------ the host's verbs
+
+    async def append_message(self, message: Message, *, run: str | Run | None) -> SessionEntry:
+        """Append one message, verbatim (see `natsreceipts.SessionLog.append`)."""
+        await self.ensure_loaded()
+        calls = tool_calls_of(message, dialect=self.dialect)
+        body = self._plain(message)
+        entry = await self.append("message", body, run=self._run_of(run))
+        if calls:
+            remember_entry(entry)
+        return entry
+
+    def _plain(self, message: Message) -> Message:
+        try:
+            plain = from_json(to_json(message, inf_nan_mode="null"))
+        except (ValueError, RecursionError) as error:
+            raise InvalidTranscript(self.dialect, 0, f"it is not plain JSON: {error}") from error
+        if plain != message:
+            raise InvalidTranscript(self.dialect, 0, "it is not plain JSON: it would not be read back as it is")
+        return plain
+
+    def _run_of(self, run: str | Run | None) -> str | None:
+        if run is None:
+            run = active_run()
+            if run is None or run.tenant != self.tenant:
+                return None
+        if isinstance(run, Run):
+            if run.tenant != self.tenant:
+                raise InvalidSetting(f"run {run.run} is of tenant {run.tenant}, and the session of {self.tenant}")
+            return run.run
+        key_token(run)
+        return run
+
+    async def suspend(self, tool_call_ids: Collection[str]) -> SessionEntry:
+        """Put calls on hold."""
+        await self.ensure_loaded()
+        branch = self.branch()
+        ids = _ids(tool_call_ids)
+        messages = [cast("Message", entry.message) for entry in branch.shown]
+        waiting = {orphan.tool_call_id for orphan in closable_by_append(messages, dialect=self.dialect)}
+        if unknown := [each for each in ids if each not in waiting]:
+            raise InvalidName("tool call", unknown[0], "it is no call of the active branch that has no result")
+        return await self.append("suspend", {"toolCallIds": ids}, run=self._run_of_calls(ids))
+
+    async def resume(self, tool_call_ids: Collection[str]) -> SessionEntry:
+        """Release calls from hold."""
+        await self.ensure_loaded()
+        ids = _ids(tool_call_ids)
+        if unknown := [each for each in ids if each not in self.branch().suspended]:
+            raise InvalidName("tool call", unknown[0], "it is not suspended in the active branch")
+        entry = await self.append("resume", {"toolCallIds": ids}, run=self._run_of_calls(ids))
+        remember_entry(entry)
+        return entry
+
+    def _run_of_calls(self, ids: list[str]) -> str | None:
+        runs = {self.branch().sites[each].entry.run for each in ids if each in self.branch().sites}
+        if len(runs) > 1:
+            raise InvalidSetting(f"the calls {', '.join(ids)} are of several runs: suspend and resume each run's alone")
+        return runs.pop() if runs else None
+
+    async def entry_of(self, tool_call_id: str) -> SessionEntry:
+        """The entry that a claim of this call names."""
+        await self.ensure_loaded()
+        branch = self.branch()
+        if tool_call_id in branch.suspended:
+            raise InvalidName("tool call", tool_call_id, "it is suspended: resume it first")
+        if tool_call_id not in branch.sites:
+            raise InvalidName("tool call", tool_call_id, "the active branch, as far as it was read, does not call it")
+        entry = branch.sites[tool_call_id].claims_from
+        remember_entry(entry)
+        return entry
+
+    async def compact(self, message: Message, *, keep_from: SessionEntry | str | None) -> SessionEntry:
+        """Let one message stand for what is before an entry."""
+        await self.ensure_loaded()
+        if tool_calls_of(message, dialect=self.dialect):
+            raise InvalidSetting("the message of a compaction cannot call tools: nobody would answer")
+        branch = self.branch()
+        places = {entry.id: index for index, entry in enumerate(branch.shown)}
+        kept = keep_from.id if isinstance(keep_from, SessionEntry) else keep_from
+        if kept is not None and kept not in places:
+            raise InvalidName("entry", kept, "it is no message of the active branch that is still shown")
+        cut = places[kept] if kept is not None else len(branch.shown)
+        messages = [cast("Message", entry.message) for entry in branch.shown]
+        waiting = [each.tool_call_id for each in closable_by_append(messages[:cut], dialect=self.dialect)]
+        if waiting:
+            raise InvalidSetting(
+                f"the calls {', '.join(waiting)} have no result before that entry: keep them, or wake the session first"
+            )
+        return await self.append("compaction", {"message": self._plain(message), "keepFrom": kept})
+
+
+def _ids(tool_call_ids: Collection[str]) -> list[str]:
+    if isinstance(tool_call_ids, str) or not tool_call_ids:
+        raise InvalidSetting(f"tool_call_ids={tool_call_ids!r}: use a list of at least one tool-call id")
+    ids = list(dict.fromkeys(tool_call_ids))
+    if not all(type(cast("object", each)) is str for each in ids):
+        raise InvalidSetting(f"tool_call_ids={tool_call_ids!r}: use strings")
+    return ids
+
+
+def _same(one: EntryRecord, other: EntryRecord) -> bool:
+    return one.model_copy(update={"id": other.id, "parent_id": other.parent_id}) == other
+
+
+def _id_in(entry: Entry) -> str | None:
+    try:
+        return from_json(entry.value)["id"]
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,270 @@
+"""Sessions: logs that survive the crash of the worker that writes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from natsreceipts.attempts import CLAIM_PATIENCE
+from natsreceipts.errors import InvalidSetting
+from natsreceipts.reconcile import ReconcileReport, append_marker, reconcile
+from natsreceipts.session_store import SessionStore
+from natsreceipts.transcript import RequestView, request_view
+from natsreceipts.wake import Guarded, Waker, shown_messages
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from natsreceipts._jetstream import Bucket
+    from natsreceipts.attempt import Attempt
+    from natsreceipts.attempts import Attempts
+    from natsreceipts.decision import Effect
+    from natsreceipts.dialects.base import Message
+    from natsreceipts.entries import SessionEntry
+    from natsreceipts.identity import Digest
+    from natsreceipts.run import Run
+
+__all__ = [
+    "LoadedSession",
+    "SessionLog",
+    "Sessions",
+    "append_interruption_marker",
+    "reconcile_interrupted_session",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSession:
+    """A session as it was read. ``last_seq``: the sequence of its last entry, of any branch; 0 where it has none."""
+
+    entries: list[SessionEntry]
+    """The active branch, oldest first."""
+    messages: list[Message]
+    """The messages of the active branch, verbatim."""
+    last_seq: int
+    suspended: frozenset[str]
+    """The ids of the calls on hold."""
+    all_entries: list[SessionEntry]
+    """Every entry, of all branches, in the order in which they were written."""
+
+
+class Sessions:
+    """The sessions of a toolkit."""
+
+    def __init__(self, bucket: Bucket, attempts: Attempts, *, digest: Digest) -> None:
+        self._bucket = bucket
+        self._attempts = attempts
+        self._digest = digest
+
+    def open(self, tenant: str, session: str, *, dialect: str | None = None) -> SessionLog:
+        """The log of one session; nothing is read or written yet, and one that has no entry is empty.
+
+        ``dialect``: the shape of its messages, one of ``openai-chat``, ``openai-responses``, ``anthropic``,
+        ``pydantic-ai``, ``langchain`` and ``neutral``; by default that of its first entry, or ``neutral``. Raises
+        InvalidName and InvalidSetting.
+        """
+        attempts = self._attempts
+        store = SessionStore(
+            self._bucket,
+            tenant,
+            session,
+            dialect=dialect,
+            pace=lambda: attempts.pace(CLAIM_PATIENCE, patience=CLAIM_PATIENCE),
+        )
+        return SessionLog(store, attempts, digest=self._digest)
+
+
+class SessionLog:
+    """One session's log, as this process has read it. Made by ``toolkit.sessions.open(tenant, session)``.
+
+    Everything that is appended goes behind what was read: where somebody else wrote in between, SessionConflict is
+    raised, with what was missed, and nothing was appended. Every verb that writes raises it, and further Unreachable
+    (nothing was appended, or that is not known: the error says which), PermissionDenied, NotProvisioned,
+    BucketReplaced, and for entries that cannot be read CorruptRecord and UnsupportedRecord.
+
+    One worker at a time should use a session, through one log.
+    """
+
+    def __init__(self, store: SessionStore, attempts: Attempts, *, digest: Digest) -> None:
+        self._store = store
+        self._attempts = attempts
+        self._digest = digest
+        self._late: dict[str, Message] = {}
+        self._watching: dict[str, Attempt] = {}
+
+    def __repr__(self) -> str:
+        return f"SessionLog({self.tenant!r}, {self.session!r})"
+
+    @property
+    def tenant(self) -> str:
+        """Whose session it is."""
+        return self._store.tenant
+
+    @property
+    def session(self) -> str:
+        """Its name."""
+        return self._store.session
+
+    @property
+    def dialect(self) -> str:
+        """The shape of its messages."""
+        return self._store.dialect
+
+    @property
+    def store(self) -> SessionStore:
+        """The log below, for `reconcile_interrupted_session` and `append_interruption_marker`."""
+        return self._store
+
+    async def load(self) -> LoadedSession:
+        """Read what is new, in a few requests, from the leader's last entry down. Raises as the verbs that write."""
+        await self._store.look()
+        branch = self._store.branch()
+        return LoadedSession(
+            list(branch.entries),
+            list(branch.messages),
+            self._store.last_seq,
+            branch.suspended,
+            list(self._store.entries.values()),
+        )
+
+    async def append(self, message: Message, *, run: str | Run | None = None) -> SessionEntry:
+        """Append one message, verbatim, and return its entry.
+
+        ``run``: the run in which its tool calls are made, by default the ambient one of this tenant; without a run,
+        wake can prove nothing about them. The entry of a message with tool calls is what their claims name: it
+        becomes the ambient one for guarded calls of that run, or is given to them as ``entry=``.
+
+        Raises InvalidTranscript for a message that is not of the session's dialect or no plain JSON, and
+        InvalidSetting for one that is larger than the server takes.
+        """
+        return await self._store.append_message(message, run=run)
+
+    async def branch(self, entry: SessionEntry | str | None) -> None:
+        """Let the next entry follow ``entry`` (or its id; None: begin anew) instead of the newest.
+
+        Nothing is written by this: once something is appended, that is the active branch, and what followed ``entry``
+        is no longer on it. Raises InvalidName for an entry that this session does not have.
+        """
+        await self._store.ensure_loaded()
+        self._store.go_on_from(entry if isinstance(entry, str) or entry is None else entry.id)
+
+    async def suspend(self, tool_call_ids: Collection[str]) -> SessionEntry:
+        """Put calls on hold that wait for a person: neither reconcile nor wake touches them.
+
+        Raises InvalidName for an id that no call without a result has.
+        """
+        return await self._store.suspend(tool_call_ids)
+
+    async def resume(self, tool_call_ids: Collection[str]) -> SessionEntry:
+        """Release calls from hold, and return the entry that their claims name from here on (the ambient one, too).
+
+        Raises InvalidName for an id that is not suspended.
+        """
+        return await self._store.resume(tool_call_ids)
+
+    async def entry_of(self, tool_call_id: str) -> SessionEntry:
+        """The entry that a claim of this call names: of its latest call, or the resume that released it.
+
+        As far as this log has read the session (it is read where it never was): a worker that stalled must not take
+        a later call that reuses the id for its own. The entry becomes the ambient one. Raises InvalidName.
+        """
+        return await self._store.entry_of(tool_call_id)
+
+    async def compact(self, message: Message, *, keep_from: SessionEntry | str | None = None) -> SessionEntry:
+        """Let ``message`` (a summary) stand for everything before ``keep_from`` in what is sent to a model.
+
+        ``keep_from``: the first entry with a message that is still sent (or its id; None: none of those so far). The
+        log itself keeps everything. Raises InvalidName for an entry that is not on the active branch, InvalidSetting
+        where a call without a result would be summed up.
+        """
+        return await self._store.compact(message, keep_from=keep_from)
+
+    async def context(self) -> RequestView:
+        """What to send to the model: ``.messages``, as its API accepts them, and how they differ from the log.
+
+        Never writes. A compaction stands for what it sums up, and a close whose attempt came to a result after all
+        gives way to that result. Raises Unreachable.
+        """
+        store = self._store
+        await store.refresh()
+        messages = await shown_messages(store, self._attempts, self._late)
+        return request_view(messages, dialect=store.dialect, suspended=store.branch().suspended)
+
+    async def interrupt(
+        self,
+        *,
+        tool_use_in_flight: bool,
+        effects: Mapping[str, Effect | str] | None = None,
+        started: Collection[str] | None = None,
+    ) -> ReconcileReport:
+        """Record that a person stopped the run: close what has no result, then append the marker that says so.
+
+        ``tool_use_in_flight``: whether tool calls were. ``effects`` and ``started`` as in
+        `reconcile_interrupted_session`. Guarded calls are better closed with `wake` first.
+        """
+        report = await reconcile_interrupted_session(self, effects, started=started)
+        marker = await append_interruption_marker(self, tool_use_in_flight=tool_use_in_flight)
+        return ReconcileReport(report.recovered, self._store.last_seq, marker)
+
+    async def wake(
+        self,
+        *,
+        guarded: Mapping[str, Guarded] | None = None,
+        effects: Mapping[str, Effect | str] | None = None,
+        started: Collection[str] | None = None,
+        dry_run: bool = False,
+    ) -> ReconcileReport:
+        """Close the calls that the session was cut off in, with their receipts as evidence, so that it can go on.
+
+        ``guarded`` maps the tools that leave receipts, by the name that the model calls them by, to their `@tool`
+        functions, or to a function of the model's arguments that gives ``args`` or ``(args, distinct)`` exactly as the
+        worker's calls do. ``effects`` gives the effects of the other tools by name, which the words depend on.
+        ``started``: the ids of the calls that a live caller saw start. ``dry_run`` tells what would be done, and
+        writes nothing.
+
+        To be called before a session goes on, always: where nothing is missing it costs two reads. A call whose lease
+        is over may be looked at twice, a third of that lease apart.
+
+        Raises SessionBusy where another worker holds a live lease on one of the calls (nothing was written: come back
+        in ``retry_after`` seconds), InvalidSetting, and what the verbs that write raise, SessionConflict aside.
+        """
+        waker = Waker(
+            self._store,
+            self._attempts,
+            digest=self._digest,
+            guarded=dict(guarded or {}),
+            effects=dict(effects or {}),
+            started=started,
+            dry_run=dry_run,
+            watching=self._watching,
+        )
+        report = await waker.wake()
+        self._watching.clear()
+        return report
+
+
+async def reconcile_interrupted_session(
+    session: SessionLog,
+    tool_effects: Mapping[str, Effect | str] | None = None,
+    suspended: Collection[str] = frozenset(),
+    started: Collection[str] | None = None,
+) -> ReconcileReport:
+    """Close the calls of the active branch that have no result, by what the log alone tells.
+
+    No tool is executed, and no receipt is asked (`SessionLog.wake` does). ``tool_effects``: effects by tool name;
+    unknown tools count as writes. ``suspended``: ids to leave alone, beside those that the log itself says are on
+    hold. ``started``: the ids that a live caller saw start, so that the others never did. What a close at the end of
+    the log cannot close is left to `SessionLog.context`; a second reconcile appends nothing.
+    """
+    if isinstance(suspended, str) or isinstance(started, str):
+        raise InvalidSetting("suspended= and started= are collections of tool-call ids, not one string")
+    return await reconcile(session.store, effects=tool_effects, suspended=suspended, started=started)
+
+
+async def append_interruption_marker(session: SessionLog, *, tool_use_in_flight: bool) -> str:
+    """Append the user's message that says that a person stopped the run, and return its entry's id.
+
+    Only after `reconcile_interrupted_session`: between a call and its result it would break the transcript, so that
+    InvalidSetting is raised where a call has no result and is not suspended.
+    """
+    return await append_marker(session.store, tool_use_in_flight=tool_use_in_flight)

@@ -1,0 +1,475 @@
+"""Wake: close the calls that a session was cut off in, with their receipts as evidence.
+
+=========================================  ==============================================================
+receipt                                    what wake does
+=========================================  ==============================================================
+completed                                  appends the real result
+running, lease live                        raises SessionBusy, and has written nothing
+absent, withdrawn                          fences it at the log's last position, then closes "never started"
+failed                                     the same, then appends the error as the result
+ambiguous, or opaque with its lease over   (makes it ambiguous,) closes "outcome unknown"
+resumable, running with its lease over     closes "outcome unknown, safe to issue again"
+no receipt that could tell                 closes in the conservative words of the log alone
+=========================================  ==============================================================
+
+All receipts are looked at first. Every close goes in behind the log's fence, and the words that a call never started
+only once no claim from before can be accepted: so two wakers, or a waker and a worker that comes back, cannot
+contradict each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+
+from pydantic_core import to_json
+
+from natsreceipts.attempt import Attempt, Blocked
+from natsreceipts.attempts import CLAIM_PATIENCE
+from natsreceipts.closes import CloseReason, InterruptedResult, close_calls, close_reason, failure_text
+from natsreceipts.decision import Ambiguous, Effect, stricter
+from natsreceipts.dialects.base import ErrorKind, text_of
+from natsreceipts.errors import (
+    CorruptRecord,
+    InvalidSetting,
+    NotClaimed,
+    PayloadMissing,
+    ReceiptErased,
+    SessionBusy,
+    SessionConflict,
+    Unreachable,
+    UnsupportedRecord,
+)
+from natsreceipts.fence import newest, patiently
+from natsreceipts.identity import ReceiptKey, args_hash
+from natsreceipts.reconcile import ReconcileReport, RecoveredCall, closable
+from natsreceipts.seen import Seen, seen_of
+from natsreceipts.tools import Tool
+from natsreceipts.transcript import interrupted_result_message, tool_result_message
+from natsreceipts.wire import CloseInfo, ReceiptRecord, ReceiptSaid
+from natsreceipts.withdrawal import withdraw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from natsreceipts._jetstream import Clock
+    from natsreceipts.attempts import Attempts
+    from natsreceipts.dialects.base import Message
+    from natsreceipts.entries import CallSite, SessionEntry
+    from natsreceipts.fence import Pace
+    from natsreceipts.identity import Digest
+    from natsreceipts.session_store import SessionStore
+    from natsreceipts.transcript import OrphanToolCall
+
+__all__ = ["Guarded", "Waker", "shown_messages"]
+
+_log = logging.getLogger("natsreceipts")
+
+_DAY = 86_400.0
+
+Guarded: TypeAlias = "Tool[..., Any] | Callable[[dict[str, Any]], Any]"
+"""How a tool's calls are keyed: its `@tool` function, or arguments to ``args`` or ``(args, distinct)``."""
+
+
+class _Moved(Exception):
+    """A receipt moved on while it was judged: look at everything again."""
+
+
+@dataclass(slots=True)
+class _Case:
+    """One call without a result, and what is known of it."""
+
+    orphan: OrphanToolCall
+    site: CallSite
+    effect: Effect | None
+    """The tool's effect as the host says it now; None where it does not."""
+    guarded: bool
+    """Whether a worker would leave a receipt of it."""
+    key: ReceiptKey | None = None
+    why: str = ""
+
+
+@dataclass(slots=True)
+class _Evidence:
+    """The receipt of one key, and the cases that it speaks for: equal calls in one run are one call."""
+
+    key: ReceiptKey
+    cases: list[_Case]
+    attempt: Attempt
+    seen: Seen | None = None
+    said: str = "absent"
+    revision: int = 0
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts the receipt tells of."""
+        return self.seen.record.attempts if self.seen is not None else 0
+
+
+class _Told(NamedTuple):
+    """What the model is to be told: a real result or the error on record, or (``reason``) a close."""
+
+    why: str
+    value: Any = None
+    is_error: bool = False
+    reason: CloseReason | None = None
+
+
+class Waker:
+    """One session, the receipts of its calls, and how their keys are made.
+
+    ``watching`` is kept from one wake to the next: what this process itself has watched unchanged for a lease has
+    expired, whatever timestamps say.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        attempts: Attempts,
+        *,
+        digest: Digest,
+        guarded: Mapping[str, Guarded],
+        effects: Mapping[str, Effect | str],
+        started: Collection[str] | None,
+        dry_run: bool,
+        watching: dict[str, Attempt],
+    ) -> None:
+        if isinstance(started, str):
+            raise InvalidSetting(f"started={started!r}: use a collection of tool-call ids")
+        self._store = store
+        self._attempts = attempts
+        self._bucket = attempts.bucket
+        self._digest = digest
+        self._guarded = guarded
+        self._effects = {name: _effect(name, effect) for name, effect in effects.items()}
+        for name, how in guarded.items():
+            if not callable(how):
+                raise InvalidSetting(
+                    f"guarded[{name!r}]={how!r}: use the @tool function, or (arguments) -> args | (args, distinct)"
+                )
+        self._started = started
+        self._dry_run = dry_run
+        self._watching = watching
+
+    async def wake(self) -> ReconcileReport:
+        """Close what was cut off (see `natsreceipts.SessionLog.wake`)."""
+        recovered: list[RecoveredCall] = []
+        while True:
+            await self._store.refresh()
+            position = self._store.last_seq
+            orphans = closable(self._store)
+            if not orphans:
+                return ReconcileReport(tuple(recovered), position)
+            sites = self._store.branch().sites
+            cases = [self._case(orphan, sites[orphan.tool_call_id]) for orphan in orphans]
+            try:
+                told = await self._judged(cases, position)
+                await self._append(told, position, recovered)
+            except (_Moved, SessionConflict):
+                continue
+            return ReconcileReport(tuple(recovered), self._store.last_seq)
+
+    # ------------------------------------------------------------------ looking
+
+    def _case(self, orphan: OrphanToolCall, site: CallSite) -> _Case:
+        how = self._guarded.get(orphan.tool_name)
+        effect = self._effects.get(orphan.tool_name)
+        declared = _declared_effect(how)
+        if declared is not None:
+            effect = declared if effect is None else stricter(declared, effect)
+        case = _Case(orphan, site, effect, guarded=how is not None and effect is not Effect.READ)
+        run, arguments = site.claims_from.run, site.call.arguments
+        if how is None:
+            case.why = "the tool is not guarded"
+        elif not case.guarded:
+            case.why = "the tool only reads, and leaves no receipt"
+        elif run is None:
+            case.why = "its entry names no run"
+        elif arguments is None:
+            case.why = "its arguments are no JSON object"
+        else:
+            try:
+                case.key = self._key(how, run, orphan.tool_name, arguments)
+            except Exception as error:  # noqa: BLE001 - a model's arguments may be anything; nothing is known then
+                _log.warning("wake: the key of a call of %s cannot be made: %s", orphan.tool_name, error)
+                case.why = f"its key cannot be made: {error}"
+        return case
+
+    def _key(self, how: Guarded, run: str, tool: str, arguments: dict[str, Any]) -> ReceiptKey:
+        distinct: str | None = None
+        if isinstance(how, Tool):
+            tool, args = how.name, cast("object", how.arguments(**arguments))
+        else:
+            args = how(arguments)
+            if type(args) is tuple:
+                args, distinct = cast("tuple[object, str | None]", args)
+        digest = args_hash(args, digest=self._digest, distinct=distinct)
+        return ReceiptKey(self._store.tenant, run, tool, digest)
+
+    async def _judged(self, cases: list[_Case], position: int) -> list[tuple[_Case, _Evidence | None, _Told]]:
+        """Look at all the receipts, then judge and fence each of them once."""
+        found: dict[str, _Evidence] = {}
+        for case in cases:
+            if case.key is not None:
+                kv_key = case.key.kv_key
+                if kv_key not in self._watching:
+                    self._watching[kv_key] = Attempt(case.key, effect=Effect.OPAQUE, lease=30.0)
+                evidence = found.setdefault(kv_key, _Evidence(case.key, [], self._watching[kv_key]))
+                evidence.cases.append(case)
+        told: dict[str, _Told] = {}
+        if found:
+            now = await patiently(self._pace(), lambda timeout: self._bucket.clock(timeout=timeout))
+            await asyncio.gather(*map(self._look, found.values()))
+            await self._refuse_if_busy(found.values())
+            judged = await asyncio.gather(*(self._judge(each, now, position) for each in found.values()))
+            told = dict(zip(found, judged, strict=True))
+        return [
+            (case, found[case.key.kv_key], told[case.key.kv_key])
+            if case.key is not None
+            else (case, None, self._unproven(case, case.why))
+            for case in cases
+        ]
+
+    def _pace(self) -> Pace:
+        return self._attempts.pace(30.0, patience=CLAIM_PATIENCE)
+
+    async def _look(self, evidence: _Evidence) -> None:
+        key = evidence.key
+        try:
+            entry = await newest(self._bucket, key.kv_key, self._pace())
+            evidence.seen = seen_of(self._bucket.name, key, entry) if entry is not None else None
+        except (ReceiptErased, CorruptRecord, UnsupportedRecord) as error:
+            _log.warning("wake: %s", error)
+            evidence.said = "erased" if isinstance(error, ReceiptErased) else "unreadable"
+            evidence.revision = error.revision
+            return
+        if evidence.seen is not None:
+            evidence.said, evidence.revision = evidence.seen.record.status, evidence.seen.revision
+
+    async def _refuse_if_busy(self, found: Iterable[_Evidence]) -> None:
+        live: list[str] = []
+        longest = 0.0
+        for each in found:
+            if each.seen is not None and each.seen.record.status == "running":
+                left = await self._attempts.expires_in(each.attempt, each.seen, self._pace())
+                if left > 0:
+                    live.append(each.key.tool)
+                    longest = max(longest, left)
+        if live:
+            raise SessionBusy(
+                self._store.tenant, self._store.session, retry_after=longest, calls=tuple(dict.fromkeys(live))
+            )
+
+    # ------------------------------------------------------------------ judging
+
+    async def _judge(self, evidence: _Evidence, now: Clock, position: int) -> _Told:
+        case, seen = evidence.cases[0], evidence.seen
+        if evidence.said in ("erased", "unreadable"):
+            return self._unproven(case, f"its receipt is {evidence.said}")
+        if seen is None or seen.record.status == "withdrawn":
+            doubt = next(filter(None, (self._doubt(each, evidence, now) for each in evidence.cases)), "")
+            if doubt:
+                return self._unproven(case, doubt)
+            await self._fence(evidence, position)
+            why = "no attempt was ever made, and from before this none can be made any more"
+            return _Told(why, reason=CloseReason.NEVER_STARTED)
+        record = seen.record
+        if record.status == "completed":
+            return await self._real(evidence, seen)
+        recorded = record.effect or Effect.OPAQUE
+        opaque = stricter(recorded, case.effect or Effect.READ) is Effect.OPAQUE
+        if record.status == "failed" and (record.not_applied or not opaque):
+            await self._fence(evidence, position)
+            return _Told("the receipt says that it failed", value=_failure(record), is_error=True)
+        if record.status == "running" and not opaque:
+            return _Told("its lease is over, and it may be repeated", reason=CloseReason.REPEATABLE)
+        if record.status == "running" and recorded is Effect.OPAQUE and not self._dry_run:
+            await self._condemn(evidence, seen)
+        return _Told("an attempt may have had its effect", reason=CloseReason.AMBIGUOUS)
+
+    async def _condemn(self, evidence: _Evidence, seen: Seen) -> None:
+        blocked = Blocked(seen, Ambiguous("its lease is over"), Effect.OPAQUE)
+        try:
+            judged = await self._attempts.condemn(evidence.attempt, blocked)
+        except NotClaimed as failure:
+            cause = failure.__cause__
+            raise Unreachable(
+                f"{evidence.key.kv_key}: its lease is over, and that could not be written down; nothing was appended, "
+                f"wake the session again"
+            ).because(cause) from cause
+        if judged is None:
+            raise _Moved
+        evidence.said, evidence.revision = "ambiguous", judged.revision
+
+    async def _real(self, evidence: _Evidence, seen: Seen) -> _Told:
+        why = "the receipt has its result"
+        try:
+            return _Told(why, value=await self._attempts.load(seen, seen.record.result))
+        except PayloadMissing as error:
+            _log.warning("wake: %s", error)
+            return _Told(str(error), value=_GONE.format(tool=evidence.cases[0].orphan.tool_name), is_error=True)
+        except CorruptRecord as error:
+            evidence.said = "unreadable"
+            return self._unproven(evidence.cases[0], str(error))
+
+    def _doubt(self, case: _Case, evidence: _Evidence, now: Clock) -> str:
+        """Why it proves nothing that there is no attempt; empty where it does."""
+        if self._started is not None and case.orphan.tool_call_id in self._started:
+            return "the live caller saw it start"
+        if evidence.seen is not None:
+            return ""
+        called = case.site.entry.time
+        if called is None:  # written by this very process, and so newer than what it has connected to
+            return ""
+        when = called.timestamp()
+        if when < self._bucket.created / 1e9:
+            return "the call is older than the bucket"
+        horizon = self._bucket.retention
+        if horizon and now.now / 1e9 - when >= horizon - min(_DAY, horizon / 10):
+            return "the call is older than receipts are kept for"
+        return ""
+
+    async def _fence(self, evidence: _Evidence, position: int) -> None:
+        if self._dry_run:
+            return
+        token = evidence.cases[0].site.entry.token
+        revision = await withdraw(
+            self._bucket, evidence.key, evidence.seen, token=token, position=position, pace=self._pace()
+        )
+        if revision is None:
+            raise _Moved
+        evidence.revision = revision
+        if evidence.seen is None:
+            evidence.said = "withdrawn"
+
+    def _unproven(self, case: _Case, why: str) -> _Told:
+        """The words of the log alone; "never started" only where no receipt could tell and a live caller does."""
+        effects = {case.orphan.tool_name: case.effect} if case.effect is not None else {}
+        return _Told(why, reason=close_reason(case.orphan, effects, None if case.guarded else self._started))
+
+    # ------------------------------------------------------------------ telling
+
+    async def _append(
+        self,
+        told: list[tuple[_Case, _Evidence | None, _Told]],
+        position: int,
+        recovered: list[RecoveredCall],
+    ) -> None:
+        closes = iter(close_calls((case.orphan, say.reason) for case, _, say in told if say.reason is not None))
+        expected = position
+        for case, evidence, say in told:
+            close = next(closes) if say.reason is not None else None
+            call = case.orphan
+            receipt = None
+            if evidence is not None:
+                receipt = ReceiptSaid(
+                    tool_call_id=call.tool_call_id,
+                    key=evidence.key.kv_key,
+                    revision=evidence.revision,
+                    status=evidence.said,
+                    attempts=evidence.attempts,
+                )
+            text = close.text if close is not None else text_of(say.value)
+            entry_id = ""
+            if not self._dry_run:
+                entry = await self._tell(case, say, close, receipt, expected)
+                entry_id, expected = entry.id, entry.seq
+            recovered.append(
+                RecoveredCall(
+                    call.tool_call_id,
+                    call.tool_name,
+                    entry_id,
+                    text,
+                    close.error_kind if close is not None else None,
+                    said=evidence.said if evidence is not None else None,
+                    kv_key=evidence.key.kv_key if evidence is not None else None,
+                    revision=evidence.revision if evidence is not None else 0,
+                    why=say.why,
+                )
+            )
+
+    async def _tell(
+        self, case: _Case, say: _Told, close: InterruptedResult | None, receipt: ReceiptSaid | None, expected: int
+    ) -> SessionEntry:
+        store, call = self._store, case.orphan
+        marks = None
+        if close is not None:
+            message = interrupted_result_message(close, dialect=store.dialect)
+            marks = CloseInfo(tool_call_id=call.tool_call_id, error_kind=ErrorKind(close.error_kind))
+        else:
+            message = _result(store, call.tool_call_id, call.tool_name, say.value, receipt, is_error=say.is_error)
+        run = case.site.claims_from.run
+        return await store.append("message", message, run=run, close=marks, receipt=receipt, expected=expected)
+
+
+_GONE = "This call of {tool} was carried out. The result that it recorded can no longer be read. Do not issue it again."
+
+_TOO_LARGE = (
+    "This call of {tool} was carried out. Its result of {size:,} bytes is too large to stand in this session; it is on "
+    "record as {kv_key}."
+)
+
+
+def _result(
+    store: SessionStore, call_id: str, tool: str, value: object, receipt: ReceiptSaid | None, *, is_error: bool = False
+) -> Message:
+    """The message with a real result; with a word on where it is, where it is too large to stand in the session."""
+    message = tool_result_message(call_id, tool, value, is_error=is_error, dialect=store.dialect)
+    size = len(to_json(message))
+    if size > store.room and receipt is not None:
+        text = _TOO_LARGE.format(tool=tool, size=size, kv_key=receipt.key)
+        message = tool_result_message(call_id, tool, text, dialect=store.dialect)
+    return message
+
+
+async def shown_messages(store: SessionStore, attempts: Attempts, late: dict[str, Message]) -> list[Message]:
+    """The messages that go to a model, with real results in place of what wake wrote before there were any.
+
+    That is where the very attempt that a close speaks of came to a result after all: its holder came back, or a person
+    settled it. ``late`` keeps what was found, by entry: completed is final. Raises Unreachable.
+    """
+    entries = store.branch().shown
+
+    async def message_of(entry: SessionEntry) -> Message:
+        told = entry.receipt
+        message = cast("Message", entry.message)
+        if told is None or told.status == "completed" or not told.attempts:
+            return message
+        if entry.id not in late:
+            pace = attempts.pace(30.0, patience=CLAIM_PATIENCE)
+            found = await newest(attempts.bucket, told.key, pace)
+            if found is None or found.revision <= told.revision:
+                return message
+            try:
+                seen = seen_of(attempts.bucket.name, told.key, found)
+                if seen.record.status != "completed" or seen.record.attempts != told.attempts:
+                    return message
+                value = await attempts.load(seen, seen.record.result)
+            except (ReceiptErased, CorruptRecord, UnsupportedRecord, PayloadMissing) as error:
+                _log.warning("what became of a call cannot be read: %s", error)
+                return message
+            site = store.branch().sites.get(told.tool_call_id)
+            tool = site.call.name if site is not None else seen.record.tool_name
+            late[entry.id] = _result(store, told.tool_call_id, tool, value, told)
+        return late[entry.id]
+
+    return list(await asyncio.gather(*map(message_of, entries)))
+
+
+def _failure(record: ReceiptRecord) -> str:
+    if record.resolved is not None:
+        return failure_text(None, record.resolved.reason)
+    return failure_text(record.error.message if record.error is not None else None)
+
+
+def _declared_effect(how: object) -> Effect | None:
+    return how.effect if isinstance(how, Tool) else None
+
+
+def _effect(name: str, effect: Effect | str) -> Effect:
+    try:
+        return Effect(effect)
+    except ValueError as error:
+        raise InvalidSetting(f"effects[{name!r}]={effect!r}: use one of {', '.join(Effect)}") from error
