@@ -54,6 +54,7 @@ from natsreceipts.sessions import (
     LoadedSession,
     SessionLog,
     Sessions,
+    SessionSummary,
     append_interruption_marker,
     reconcile_interrupted_session,
 )
@@ -127,6 +128,7 @@ __all__ = [
     "SessionConflict",
     "SessionEntry",
     "SessionLog",
+    "SessionSummary",
     "Sessions",
     "StaleRevision",
     "StepRepeated",

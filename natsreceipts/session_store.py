@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic_core import from_json, to_json
@@ -105,6 +106,17 @@ class SessionStore:
         async with self._lock:
             await self._catch_up(self.pace())
 
+    async def time_of(self, entry: SessionEntry) -> dt.datetime | None:
+        """The server's time of an entry, which an acknowledgement does not carry; None where it is not kept."""
+        if entry.time is None:
+            found = await patiently(
+                self.pace(), lambda timeout: self.bucket.successor(self.key, entry.seq - 1, timeout=timeout)
+            )
+            if found is None or found.revision != entry.seq:
+                return None
+            entry = self.entries[entry.id] = replace(entry, time=_time_of(found))
+        return entry.time
+
     async def look(self) -> None:
         """`refresh` for somebody who looks at what is there: an append in doubt that is there is so no longer."""
         await self.refresh()
@@ -147,8 +159,7 @@ class SessionStore:
                 f"session {self.session} of {self.tenant} was opened as {self._dialect!r}, and its entry "
                 f"{entry.revision} is in the dialect {record.dialect!r}: open it with that one"
             )
-        when = dt.datetime.fromtimestamp(entry.time / 1e9, dt.UTC)
-        return self._add(self._entry_of(record, entry.revision, when))
+        return self._add(self._entry_of(record, entry.revision, _time_of(entry)))
 
     def _entry_of(self, record: EntryRecord, seq: int, when: dt.datetime | None) -> SessionEntry:
         return SessionEntry(
@@ -391,6 +402,10 @@ def _ids(tool_call_ids: Collection[str]) -> list[str]:
 
 def _same(one: EntryRecord, other: EntryRecord) -> bool:
     return one.model_copy(update={"id": other.id, "parent_id": other.parent_id}) == other
+
+
+def _time_of(entry: Entry) -> dt.datetime:
+    return dt.datetime.fromtimestamp(entry.time / 1e9, dt.UTC)
 
 
 def _id_in(entry: Entry) -> str | None:

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from natsreceipts.attempts import CLAIM_PATIENCE
-from natsreceipts.errors import InvalidSetting
+from natsreceipts.errors import InvalidSetting, Unreachable
+from natsreceipts.fence import patiently
+from natsreceipts.identity import key_token, name_from_token
 from natsreceipts.reconcile import ReconcileReport, append_marker, reconcile
 from natsreceipts.session_store import SessionStore
 from natsreceipts.transcript import RequestView, request_view
 from natsreceipts.wake import Guarded, Waker, shown_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import AsyncIterator, Collection, Mapping
 
-    from natsreceipts._jetstream import Bucket
+    from natsreceipts._jetstream import Bucket, Entry
     from natsreceipts.attempt import Attempt
     from natsreceipts.attempts import Attempts
     from natsreceipts.decision import Effect
     from natsreceipts.dialects.base import Message
     from natsreceipts.entries import SessionEntry
+    from natsreceipts.fence import Pace
     from natsreceipts.identity import Digest
     from natsreceipts.run import Run
 
 __all__ = [
     "LoadedSession",
     "SessionLog",
+    "SessionSummary",
     "Sessions",
     "append_interruption_marker",
     "reconcile_interrupted_session",
 ]
+
+_WATCH_AGAIN = 0.5
+"""Seconds after which a watch tries again while no server answers."""
+
+_WATCH_EVERY = 5.0
+"""Seconds after which a watch reads although no sign of a write came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +59,26 @@ class LoadedSession:
     """Every entry, of all branches, in the order in which they were written."""
 
 
+@dataclass(frozen=True, slots=True)
+class SessionSummary:
+    """One session as a list shows it."""
+
+    key: str
+    """``<tenant>.<session>`` in tokens: what follows ``sessions.`` in its subject."""
+    tenant: str | None
+    """None where the name is too long to stand in the key, as is ``session``."""
+    session: str | None
+    last_seq: int
+    updated: dt.datetime
+    """The server's time of its last entry."""
+
+
+def _summary(entry: Entry) -> SessionSummary:
+    tenant, _, session = entry.key.partition(".")
+    when = dt.datetime.fromtimestamp(entry.time / 1e9, dt.UTC)
+    return SessionSummary(entry.key, name_from_token(tenant), name_from_token(session), entry.revision, when)
+
+
 class Sessions:
     """The sessions of a toolkit."""
 
@@ -56,6 +87,28 @@ class Sessions:
         self._attempts = attempts
         self._digest = digest
 
+    async def list(self, *, tenant: str | None = None) -> AsyncIterator[SessionSummary]:
+        """The sessions that have an entry, of one tenant or of all, in order of their keys; an async iterator.
+
+        Reads from any replica. Raises Unreachable, PermissionDenied, NotProvisioned, BucketReplaced.
+        """
+        pattern = f"{key_token(tenant) if tenant is not None else '*'}.*"
+        bucket = self._bucket
+        entries = await patiently(self._pace(), lambda timeout: bucket.newest_of(pattern, timeout=timeout))
+        if entries is not None:
+            for entry in sorted(entries, key=lambda entry: entry.key):
+                yield _summary(entry)
+            return
+        for key in await patiently(self._pace(), lambda timeout: bucket.keys(pattern, timeout=timeout)):
+            entry = await patiently(
+                self._pace(), lambda timeout, key=key: bucket.newest(key, timeout=timeout, leader=False)
+            )
+            if entry is not None:
+                yield _summary(entry)
+
+    def _pace(self) -> Pace:
+        return self._attempts.pace(CLAIM_PATIENCE, patience=CLAIM_PATIENCE)
+
     def open(self, tenant: str, session: str, *, dialect: str | None = None) -> SessionLog:
         """The log of one session; nothing is read or written yet, and one that has no entry is empty.
 
@@ -63,15 +116,8 @@ class Sessions:
         ``pydantic-ai``, ``langchain`` and ``neutral``; by default that of its first entry, or ``neutral``. Raises
         InvalidName and InvalidSetting.
         """
-        attempts = self._attempts
-        store = SessionStore(
-            self._bucket,
-            tenant,
-            session,
-            dialect=dialect,
-            pace=lambda: attempts.pace(CLAIM_PATIENCE, patience=CLAIM_PATIENCE),
-        )
-        return SessionLog(store, attempts, digest=self._digest)
+        store = SessionStore(self._bucket, tenant, session, dialect=dialect, pace=self._pace)
+        return SessionLog(store, self._attempts, digest=self._digest)
 
 
 class SessionLog:
@@ -126,6 +172,26 @@ class SessionLog:
             branch.suspended,
             list(self._store.entries.values()),
         )
+
+    async def watch(self) -> AsyncIterator[SessionEntry]:
+        """The entries of the log as it stands, of all branches, and then every further one, for ever.
+
+        Lives through a server restart: a subscription is only the hint. Through another log than the one that is
+        written with, best. Raises what `load` raises, except Unreachable, which it waits out.
+        """
+        store = self._store
+        seen = 0
+        async with store.bucket.hints(store.key) as hint:
+            while True:
+                try:
+                    await store.refresh()
+                except Unreachable:
+                    await hint.wait(_WATCH_AGAIN)
+                    continue
+                for entry in [entry for entry in store.entries.values() if entry.seq > seen]:
+                    seen = entry.seq
+                    yield entry
+                await hint.wait(_WATCH_EVERY)
 
     async def append(self, message: Message, *, run: str | Run | None = None) -> SessionEntry:
         """Append one message, verbatim, and return its entry.

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from pydantic_core import to_json
 
@@ -52,7 +52,7 @@ from natsreceipts.wire import CloseInfo, ReceiptRecord, ReceiptSaid
 from natsreceipts.withdrawal import withdraw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 
     from natsreceipts._jetstream import Clock
     from natsreceipts.attempts import Attempts
@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 __all__ = ["Guarded", "Waker", "shown_messages"]
 
 _log = logging.getLogger("natsreceipts")
+
+_T = TypeVar("_T")
 
 _DAY = 86_400.0
 
@@ -221,9 +223,9 @@ class Waker:
         told: dict[str, _Told] = {}
         if found:
             now = await patiently(self._pace(), lambda timeout: self._bucket.clock(timeout=timeout))
-            await asyncio.gather(*map(self._look, found.values()))
+            await _all(map(self._look, found.values()))
             await self._refuse_if_busy(found.values())
-            judged = await asyncio.gather(*(self._judge(each, now, position) for each in found.values()))
+            judged = await _all(self._judge(each, now, position) for each in found.values())
             told = dict(zip(found, judged, strict=True))
         return [
             (case, found[case.key.kv_key], told[case.key.kv_key])
@@ -269,9 +271,9 @@ class Waker:
         if evidence.said in ("erased", "unreadable"):
             return self._unproven(case, f"its receipt is {evidence.said}")
         if seen is None or seen.record.status == "withdrawn":
-            doubt = next(filter(None, (self._doubt(each, evidence, now) for each in evidence.cases)), "")
-            if doubt:
-                return self._unproven(case, doubt)
+            for each in evidence.cases:
+                if doubt := await self._doubt(each, evidence, now):
+                    return self._unproven(case, doubt)
             await self._fence(evidence, position)
             why = "no attempt was ever made, and from before this none can be made any more"
             return _Told(why, reason=CloseReason.NEVER_STARTED)
@@ -314,15 +316,15 @@ class Waker:
             evidence.said = "unreadable"
             return self._unproven(evidence.cases[0], str(error))
 
-    def _doubt(self, case: _Case, evidence: _Evidence, now: Clock) -> str:
+    async def _doubt(self, case: _Case, evidence: _Evidence, now: Clock) -> str:
         """Why it proves nothing that there is no attempt; empty where it does."""
         if self._started is not None and case.orphan.tool_call_id in self._started:
             return "the live caller saw it start"
         if evidence.seen is not None:
             return ""
-        called = case.site.entry.time
-        if called is None:  # written by this very process, and so newer than what it has connected to
-            return ""
+        called = await self._store.time_of(case.site.entry)
+        if called is None:
+            return "its entry is no longer kept"
         when = called.timestamp()
         if when < self._bucket.created / 1e9:
             return "the call is older than the bucket"
@@ -455,7 +457,16 @@ async def shown_messages(store: SessionStore, attempts: Attempts, late: dict[str
             late[entry.id] = _result(store, told.tool_call_id, tool, value, told)
         return late[entry.id]
 
-    return list(await asyncio.gather(*map(message_of, entries)))
+    return await _all(map(message_of, entries))
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """What all of it comes to. Nothing of it goes on after this: an error is raised when the last one has ended."""
+    found = await asyncio.gather(*work, return_exceptions=True)
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return cast("list[_T]", found)
 
 
 def _failure(record: ReceiptRecord) -> str:
