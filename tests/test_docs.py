@@ -7,14 +7,16 @@ import inspect
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import natsreceipts
 from natsreceipts.identity import sha256_hex
 from natsreceipts.payload import unpack
-from natsreceipts.wire import ReceiptRecord
+from natsreceipts.wire import CloseInfo, EntryKind, EntryRecord, ReceiptRecord, ReceiptSaid
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIRE = (DOCS / "wire.md").read_text(encoding="utf-8")
+SESSIONS = (DOCS / "sessions.md").read_text(encoding="utf-8")
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -25,19 +27,87 @@ async def test_the_examples_run(server, namespace, nc):
         kv = await nc.jetstream().key_value(f"{namespace}-receipts")
         names = {"toolkit": toolkit, "call": call, "kv": kv, "json": json}
         for page in sorted(DOCS.glob("*.md")):
-            for code in PYTHON.findall(page.read_text(encoding="utf-8")):
-                compiled = compile(code, page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-                result = eval(compiled, names)
-                if inspect.isawaitable(result):
-                    await result
+            if page.name != "sessions.md":
+                for code in PYTHON.findall(page.read_text(encoding="utf-8")):
+                    await run(code, page.name, names)
+
+
+async def run(code, page, names):
+    result = eval(compile(code, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+    if inspect.isawaitable(result):
+        await result
+
+
+class Provider:
+    """Stands for a mail provider, in the examples on sessions."""
+
+    def __init__(self):
+        self.sent = []
+
+    async def send(self, to, text, key):
+        assert key
+        self.sent.append((to, text))
+        return f"<m-{len(self.sent)}@example.com>"
+
+
+async def test_the_examples_on_sessions_run(server, namespace, capsys):
+    mail = {"to": "ann@example.com", "text": "Order 42 is on its way."}
+
+    async def model(messages):
+        """Have the mail sent, and say what came of it."""
+        if messages[-1]["role"] == "user":
+            return calling("call_0", mail)
+        return {"role": "assistant", "content": messages[-1]["content"]}
+
+    def calling(call_id, arguments):
+        call = {"type": "toolCall", "id": call_id, "name": "send_email", "arguments": arguments}
+        return {"role": "assistant", "content": [call]}
+
+    provider = Provider()
+    blocks = PYTHON.findall(SESSIONS)
+    async with natsreceipts.connect(server.url, namespace=namespace, provision=True) as toolkit:
+        names = {"toolkit": toolkit, "provider": provider, "model": model, "__name__": "sessions"}
+        for code in blocks:
+            if code.startswith("report ="):  # a worker was killed, having called for one mail that it had and one not
+                for call_id, arguments in (("call_1", mail), ("call_2", {**mail, "to": "cy@example.com"})):
+                    await names["session"].append(calling(call_id, arguments), run="chat-7")
+            await run(code, "sessions.md", names)
+    assert provider.sent == [("ann@example.com", "Order 42 is on its way."), ("bob@example.com", "Bye.")]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "Order 42" in line or line == "<m-1@example.com>"][-1] == "<m-1@example.com>"
+    assert sum(line.startswith("send_email completed ") for line in lines) == 1
+    assert sum(line.endswith(" interrupted_never_started") for line in lines) == 1
+    assert {line.split()[0] for line in lines[-2:]} == {"chat-7", "chat-8"}
+
+
+def listed(section):
+    """The names in the first column of the tables of a section of docs/wire.md."""
+    text = WIRE.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return [name for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for name in re.findall(r"`([\w.]+)`", row)]
+
+
+def fields(model):
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def test_every_field_of_a_record_is_listed():
-    section = WIRE.split("\n## A receipt\n")[1].split("\n## ")[0]
-    listed = {
-        name for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
-    }
-    assert listed == {field.alias or name for name, field in ReceiptRecord.model_fields.items()}
+    assert sorted(listed("A receipt")) == sorted(fields(ReceiptRecord))
+
+
+def test_every_field_of_an_entry_is_listed():
+    inner = [
+        f"{outer}.{name}" for outer, model in (("close", CloseInfo), ("receipt", ReceiptSaid)) for name in fields(model)
+    ]
+    bodies = ["body.toolCallIds", "body.message", "body.keepFrom"]
+    assert sorted(listed("A session's entry")) == sorted([*fields(EntryRecord), *inner, *bodies])
+    for kind in get_args(EntryKind):
+        assert f"`{kind}`" in WIRE.split("\n## A session's entry\n")[1]
+
+
+def test_links_lead_somewhere():
+    for page in DOCS.glob("*.md"):
+        for target in re.findall(r"\]\((?!https:)([^)#]+)", PYTHON.sub("", page.read_text(encoding="utf-8"))):
+            assert (DOCS / target).is_file(), target
 
 
 def test_the_extension_types_are_the_ones_that_are_read():

@@ -63,7 +63,8 @@ def script(own_server):
 
 
 def test_every_block_is_run_by_a_test_here():
-    assert [name for name, _ in FENCE.findall(README)] == ["sh", "text", "sh", "python", "python", "sh", "python"]
+    named = [name for name, _ in FENCE.findall(README)]
+    assert named == ["sh", "text", "sh", "python", "python", "python", "sh", "sh", "python"]
 
 
 def test_the_command_lines_are_one_line_each_and_come_first():
@@ -110,6 +111,51 @@ async def test_execute_replays_and_a_refused_connection_is_tried_again(script, c
         await script.run(code)
     assert len(script.provider.sent) == 1
     assert capsys.readouterr().out == "<m-1@example.com>\n" * 2
+
+
+async def test_the_turn_goes_on_where_it_was_killed(script):
+    mails = [{"to": f"{name}@example.com", "text": "It is on its way."} for name in ("ann", "bob")]
+
+    async def model(messages):
+        script.names["read"] = messages
+        answered = [each for each in messages if each["role"] == "toolResult" and "never started" not in str(each)]
+        calls = [
+            {"type": "toolCall", "id": f"call_{len(messages)}_{n}", "name": "send_email", "arguments": mail}
+            for n, mail in enumerate(mails[len(answered) :])
+        ]
+        return {"role": "assistant", "content": calls or [{"type": "text", "text": "Done."}]}
+
+    class Killed(BaseException):
+        pass
+
+    async def send_one(**mail):
+        """Have it sent, and end before that is in the log."""
+        await script.names["tool"](**mail)
+        raise Killed
+
+    script.names["model"] = model
+    await script.run(blocks("python", "A worker")[0])
+    await script.run(blocks("python", "Sessions")[0])
+    script.names["tool"], script.names["send_email"] = script.names["send_email"], send_one
+    async with natsreceipts.connect(script.url, provision=True) as toolkit:
+        await toolkit.sessions.open("acme", "order-42").append({"role": "user", "content": "Tell Ann and Bob."})
+        with pytest.raises(Killed):
+            await script.names["turn"](toolkit, "order-42")
+        script.names["send_email"] = script.names["tool"]
+        await script.names["turn"](toolkit, "order-42")
+        messages = (await toolkit.sessions.open("acme", "order-42").load()).messages
+    assert [to for to, _, _ in script.provider.sent] == ["ann@example.com", "bob@example.com"]
+    texts = [each["content"][0]["text"] for each in messages if each["role"] == "toolResult"]
+    assert texts[0] == "<m-1@example.com>"
+    assert "never started" in texts[1]
+    assert texts[2:] == ["<m-2@example.com>"]
+    assert messages[-1]["content"] == [{"type": "text", "text": "Done."}]
+
+
+def test_the_command_of_the_sessions_is_the_example():
+    (line,) = blocks("sh", "Sessions")
+    assert line.startswith(".venv/bin/python examples/")  # which tests/examples runs
+    assert (ROOT / line.split()[1]).is_file()
 
 
 async def broken():

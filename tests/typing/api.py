@@ -16,9 +16,12 @@ from natsreceipts import (
     Call,
     CallInFlight,
     CallTimedOut,
+    CallWithdrawn,
     CorruptRecord,
     Effect,
+    ErrorKind,
     LeaseLost,
+    LoadedSession,
     NatsReceiptsError,
     NotApplied,
     NotCanonical,
@@ -29,7 +32,16 @@ from natsreceipts import (
     ReceiptError,
     ReceiptKey,
     ReceiptStore,
+    ReconcileReport,
+    RecoveredCall,
+    RequestView,
     Run,
+    SessionBusy,
+    SessionConflict,
+    SessionEntry,
+    SessionLog,
+    Sessions,
+    SessionSummary,
     Toolkit,
     Unreachable,
     UnsupportedRecord,
@@ -67,6 +79,8 @@ async def toolkits() -> None:
         assert_type(toolkit, Toolkit)
         assert_type(toolkit.receipts, ReceiptStore)
         assert_type(toolkit.run("acme", "run-1"), Run)
+        assert_type(toolkit.sessions, Sessions)
+        assert_type(toolkit.sessions.open("acme", "chat-7", dialect="anthropic"), SessionLog)
     async with natsreceipts.connect(["nats://a", "nats://b"]):
         pass
     natsreceipts.connect(17)  # pyright: ignore[reportArgumentType]
@@ -156,6 +170,89 @@ async def reading(receipts: ReceiptStore, key: ReceiptKey) -> None:
     assert_type(await receipts.resolve(key, revision=1, not_applied=True, by="ann", reason="asked"), Receipt)
 
 
+async def sessions(session: SessionLog, run: Run) -> None:
+    """A session's log."""
+    message: dict[str, Any] = {"role": "user", "content": "Hello."}
+    entry = await session.append(message, run=run)
+    assert_type(entry, SessionEntry)
+    assert_type(await session.append(message, run="run-1"), SessionEntry)
+    assert_type(entry.seq, int)
+    assert_type(entry.parent_id, str | None)
+    assert_type(entry.run, str | None)
+    assert_type(entry.time, dt.datetime | None)
+    assert_type(entry.message, dict[str, Any] | None)
+    assert_type(entry.tool_call_ids, tuple[str, ...])
+    if entry.close is not None:
+        assert_type(entry.close.error_kind, ErrorKind)
+    if entry.receipt is not None:
+        assert_type(entry.receipt.key, str)
+        assert_type(entry.receipt.attempts, int)
+    entry.seq = 3  # pyright: ignore[reportAttributeAccessIssue]
+    loaded = await session.load()
+    assert_type(loaded, LoadedSession)
+    assert_type(loaded.entries, list[SessionEntry])
+    assert_type(loaded.all_entries, list[SessionEntry])
+    assert_type(loaded.messages, list[dict[str, Any]])
+    assert_type(loaded.suspended, frozenset[str])
+    assert_type(loaded.last_seq, int)
+    assert_type(await session.suspend(["call_1"]), SessionEntry)
+    assert_type(await session.resume(["call_1"]), SessionEntry)
+    assert_type(await session.entry_of("call_1"), SessionEntry)
+    assert_type(await session.compact(message, keep_from=entry), SessionEntry)
+    assert_type(await session.compact(message, keep_from=entry.id), SessionEntry)
+    await session.branch(entry)
+    await session.branch(None)
+    request = await session.context()
+    assert_type(request, RequestView)
+    assert_type(request.messages, list[dict[str, Any]])
+    watched: AsyncIterator[SessionEntry] = session.watch()
+    async for one in watched:
+        assert_type(one, SessionEntry)
+    await session.append("Hello.")  # pyright: ignore[reportArgumentType]
+    await session.append(message, 1)  # pyright: ignore[reportCallIssue]
+    assert_type(await run.execute("send", {}, with_call, entry=entry), int)
+
+
+async def waking(session: SessionLog) -> None:
+    """Wake, reconcile and interrupt give reports."""
+    report = await session.wake(
+        guarded={"send": asynchronous, "pay": lambda arguments: (arguments, "1"), "ask": synchronous},
+        effects={"search": "read", "look": Effect.READ},
+        started={"call_1"},
+        dry_run=True,
+    )
+    assert_type(report, ReconcileReport)
+    assert_type(report.last_seq, int)
+    assert_type(report.marker_id, str | None)
+    assert_type(report.recovered, tuple[RecoveredCall, ...])
+    for call in report.recovered:
+        assert_type(call.tool_call_id, str)
+        assert_type(call.tool_name, str)
+        assert_type(call.entry_id, str)
+        assert_type(call.text, str)
+        assert_type(call.why, str)
+        assert_type(call.error_kind, ErrorKind | None)
+        assert_type(call.said, str | None)
+        assert_type(call.kv_key, str | None)
+        assert_type(call.revision, int)
+    assert_type(await session.interrupt(tool_use_in_flight=True), ReconcileReport)
+    reconciled = await natsreceipts.reconcile_interrupted_session(session, {"search": "read"}, {"call_2"}, started=[])
+    assert_type(reconciled, ReconcileReport)
+    assert_type(await natsreceipts.append_interruption_marker(session, tool_use_in_flight=False), str)
+    await session.wake(guarded=[asynchronous])  # pyright: ignore[reportArgumentType]
+    await session.interrupt()  # pyright: ignore[reportCallIssue]
+    await natsreceipts.append_interruption_marker(session)  # pyright: ignore[reportCallIssue]
+
+
+async def listing(sessions: Sessions) -> None:
+    """The sessions that there are."""
+    listed: AsyncIterator[SessionSummary] = sessions.list(tenant="acme")
+    async for one in listed:
+        assert_type(one.session, str | None)
+        assert_type(one.last_seq, int)
+        assert_type(one.updated, dt.datetime)
+
+
 def keys() -> None:
     """Identity."""
     key = ReceiptKey("acme", "run-1", "send", natsreceipts.args_hash({"a": 1}))
@@ -174,6 +271,16 @@ def errors(error: NatsReceiptsError) -> None:
             assert_type(error.model_text, str)
             assert_type(error.revision, int)
             assert_type(error.attempts, int)
+        case SessionBusy():
+            assert_type(error.retry_after, float)
+            assert_type(error.calls, tuple[str, ...])
+        case SessionConflict():
+            assert_type(error.session, str)
+            for entry in error.missed:
+                seen: SessionEntry = entry
+                assert_type(seen.seq, int)
+        case CallWithdrawn():
+            assert_type(error.key, ReceiptKey | str)
         case LeaseLost() | NotRecorded():
             assert_type(error.result, object)
             assert_type(error.has_result, bool)
