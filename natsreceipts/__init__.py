@@ -75,6 +75,7 @@ from natsreceipts.transcript import (
     interrupted_results,
     is_interrupted_close,
     request_view,
+    tool_calls_of,
     tool_result_message,
 )
 
@@ -152,5 +153,6 @@ __all__ = [
     "request_view",
     "sha256_hex",
     "tool",
+    "tool_calls_of",
     "tool_result_message",
 ]

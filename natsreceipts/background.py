@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable
 
-__all__ = ["Gate", "Pulse", "Stragglers", "all_done", "see_through"]
+__all__ = ["Gate", "Pulse", "Stragglers", "all_done", "all_of", "see_through"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -139,3 +139,12 @@ class Stragglers:
 async def all_done(work: set[Any]) -> None:
     """Wait for futures or tasks, whatever they end in."""
     await asyncio.wait(work)
+
+
+async def all_of(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """What all of it comes to. Nothing of it goes on after this: an error is raised when the last one has ended."""
+    found = await asyncio.gather(*work, return_exceptions=True)
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return cast("list[_T]", found)

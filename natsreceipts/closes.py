@@ -102,9 +102,9 @@ _IN_FULL: Final[dict[CloseReason, str]] = {
     ),
     CloseReason.AMBIGUOUS: (
         "This call of {tool} was interrupted after it had been claimed, and its outcome is unknown: its receipt cannot "
-        "tell whether it took effect. It was not repeated. An identical call will be refused until a person or a "
-        "check of the outside world has settled this one; do not go around that with other arguments. Check what you "
-        "can by other means, or report that it is pending."
+        "tell whether it took effect. It was not repeated. In this run an identical call will be refused until a "
+        "person or a check of the outside world has settled this one; do not go around that with other arguments. "
+        "Check what you can by other means, or report that it is pending."
     ),
     CloseReason.REPEATABLE: (
         "This call of {tool} was interrupted and its outcome is unknown: parts of it may have taken effect. It is safe "
@@ -118,7 +118,7 @@ _IN_SHORT: Final[dict[CloseReason, str]] = {
     CloseReason.READ: "its result is lost, and nothing was changed; issue it again if you need it.",
     CloseReason.IDEMPOTENT: "its outcome is unknown; you may issue it again, and cannot rely on it until then.",
     CloseReason.WRITE: "its outcome is unknown; look at what it would have changed before you issue it again.",
-    CloseReason.AMBIGUOUS: "its outcome is unknown; an identical call will be refused until it is settled.",
+    CloseReason.AMBIGUOUS: "its outcome is unknown; in this run an identical call will be refused until it is settled.",
     CloseReason.REPEATABLE: "its outcome is unknown; it is safe to issue again with the same arguments.",
 }
 

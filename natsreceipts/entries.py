@@ -25,12 +25,12 @@ from natsreceipts.transcript import tool_calls_of
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from natsreceipts.dialects.base import Call, Message
     from natsreceipts.wire import CloseInfo, EntryKind, ReceiptSaid
 
-__all__ = ["Branch", "CallSite", "SessionEntry", "ambient_entry", "branch_of", "remember_entry"]
+__all__ = ["Branch", "CallSite", "SessionEntry", "ambient_entry", "branch_of", "extended", "remember_entry"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,20 @@ def branch_of(entries: Mapping[str, SessionEntry], tip: str | None, *, stream: s
         entry = parent
     chain.reverse()
     messages = [entry.body for entry in chain if entry.kind in ("message", "marker")]
-    shown = _shown(chain)
-    suspended, sites = _calls(shown)
-    return Branch(chain, messages, [entry for entry in shown if entry.message is not None], suspended, sites)
+    branch = Branch(chain, messages, [], frozenset(), {})
+    for entry in _shown(chain):
+        branch = _with(branch, entry)
+    return branch
+
+
+def extended(branch: Branch, entry: SessionEntry) -> Branch | None:
+    """The branch with one more entry at its end; ``branch`` is used up. None: it has to be made anew."""
+    if entry.kind == "compaction":
+        return None
+    branch.entries.append(entry)
+    if entry.kind in ("message", "marker"):
+        branch.messages.append(entry.body)
+    return _with(branch, entry)
 
 
 def _shown(chain: list[SessionEntry]) -> list[SessionEntry]:
@@ -136,22 +147,22 @@ def _shown(chain: list[SessionEntry]) -> list[SessionEntry]:
     return [chain[last], *kept, *chain[last + 1 :]]
 
 
-def _calls(shown: Iterable[SessionEntry]) -> tuple[frozenset[str], dict[str, CallSite]]:
-    suspended: set[str] = set()
-    sites: dict[str, CallSite] = {}
-    for entry in shown:
-        if entry.kind == "suspend":
-            suspended.update(entry.tool_call_ids)
-        elif entry.kind == "resume":
-            for call_id in entry.tool_call_ids:
-                suspended.discard(call_id)
-                if call_id in sites:
-                    sites[call_id] = sites[call_id]._replace(released=entry)
-        elif entry.kind == "message" and entry.close is None and entry.receipt is None:
-            for call in tool_calls_of(entry.body, dialect=entry.dialect):
-                suspended.discard(call.id)  # what was on hold was an earlier call of that id
-                sites[call.id] = CallSite(call, entry, None)
-    return frozenset(suspended), sites
+def _with(branch: Branch, entry: SessionEntry) -> Branch:
+    """What is shown, on hold and called, with one more entry."""
+    suspended, sites = branch.suspended, branch.sites
+    if entry.kind == "suspend":
+        return branch._replace(suspended=suspended.union(entry.tool_call_ids))
+    if entry.kind == "resume":
+        for call_id in entry.tool_call_ids:
+            if call_id in sites:
+                sites[call_id] = sites[call_id]._replace(released=entry)
+        return branch._replace(suspended=suspended.difference(entry.tool_call_ids))
+    branch.shown.append(entry)
+    if entry.kind == "message" and entry.close is None and entry.receipt is None:
+        for call in tool_calls_of(entry.body, dialect=entry.dialect):
+            suspended = suspended.difference((call.id,))  # what was on hold was an earlier call of that id
+            sites[call.id] = CallSite(call, entry, None)
+    return branch._replace(suspended=suspended) if suspended is not branch.suspended else branch
 
 
 # ---------------------------------------------------------------- the entry that calls are made from

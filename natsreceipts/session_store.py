@@ -7,6 +7,7 @@ whose answer was lost is recognised by its entry's id. Request and answer only, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic_core import from_json, to_json
 
 from natsreceipts.dialects import dialect_named
-from natsreceipts.entries import Branch, SessionEntry, branch_of, remember_entry
+from natsreceipts.entries import Branch, SessionEntry, branch_of, extended, remember_entry
 from natsreceipts.errors import (
     BucketReplaced,
     InvalidName,
@@ -94,10 +95,15 @@ class SessionStore:
         """The id of the entry that the next one follows."""
         return self._tip if self._head is _LOST else self._head
 
+    def fits(self, body: Message, *, run: str | None, receipt: ReceiptSaid | None) -> bool:
+        """Whether the server takes an entry with this message (and, as it may have one, a close)."""
+        record = self._record("message", body, run=run, close=None, receipt=receipt)
+        name = receipt.tool_call_id if receipt is not None else ""
+        return len(record.to_bytes()) + len(to_json(name)) <= self._room
+
     @property
-    def room(self) -> int:
-        """Bytes that a message in an entry may have."""
-        return self.bucket.max_payload - _ROOM - 2048
+    def _room(self) -> int:
+        return self.bucket.max_payload - _ROOM
 
     # ------------------------------------------------------------------ reading
 
@@ -179,6 +185,11 @@ class SessionStore:
 
     def _add(self, entry: SessionEntry) -> SessionEntry:
         self.entries[entry.id] = entry
+        if self._branch is not None and self._branch[0] == entry.parent_id:
+            longer = None
+            with contextlib.suppress(InvalidTranscript):  # told where the branch is made
+                longer = extended(self._branch[1], entry)
+            self._branch = (entry.id, longer) if longer is not None else None
         self._tip = entry.id
         self.last_seq = entry.seq
         return entry
@@ -201,6 +212,7 @@ class SessionStore:
         close: CloseInfo | None = None,
         receipt: ReceiptSaid | None = None,
         expected: int | None = None,
+        entry_id: str | None = None,
     ) -> SessionEntry:
         """Append one entry after what this log has read. ``expected``: only if that is this sequence still.
 
@@ -214,18 +226,7 @@ class SessionStore:
                 await self._catch_up(pace)
             if expected is not None and expected != self.last_seq:
                 raise self._conflict(tuple(entry for entry in self.entries.values() if entry.seq > expected))
-            said: dict[str, Any] = {"close": close, "receipt": receipt}
-            said = {name: value for name, value in said.items() if value is not None}
-            record = EntryRecord(
-                v=1,
-                id=self.bucket.nonce(),
-                parent_id=self.tip,
-                kind=kind,
-                run_id=run,
-                dialect=self.dialect,
-                body=body,
-                **said,
-            )
+            record = self._record(kind, body, run=run, close=close, receipt=receipt, entry_id=entry_id)
             doubtful = self._in_doubt
             if doubtful is not None and _same(doubtful, record):  # the same append, made again
                 if doubtful.id in self.entries:
@@ -235,13 +236,35 @@ class SessionStore:
                     record = doubtful  # if it has landed meanwhile, it is found by its id
             return await self._write(record, pace)
 
+    def _record(
+        self,
+        kind: EntryKind,
+        body: Message,
+        *,
+        run: str | None,
+        close: CloseInfo | None,
+        receipt: ReceiptSaid | None,
+        entry_id: str | None = None,
+    ) -> EntryRecord:
+        said: dict[str, Any] = {"close": close, "receipt": receipt}
+        said = {name: value for name, value in said.items() if value is not None}
+        return EntryRecord(
+            v=1,
+            id=entry_id or self.bucket.nonce(),
+            parent_id=self.tip,
+            kind=kind,
+            run_id=run,
+            dialect=self.dialect,
+            body=body,
+            **said,
+        )
+
     async def _write(self, record: EntryRecord, pace: Pace) -> SessionEntry:
         value = record.to_bytes()
-        room = self.bucket.max_payload - _ROOM
-        if len(value) > room:
+        if len(value) > self._room:
             raise InvalidSetting(
                 f"session {self.session} of {self.tenant}: an entry of {len(value):,} bytes is more than the server "
-                f"takes ({room:,}); nothing was appended. Keep large contents elsewhere, and a reference in the message"
+                f"takes ({self._room:,}); nothing was appended. Keep large contents elsewhere, and a reference in it"
             )
         again = self._in_doubt is record
         self._in_doubt = record
@@ -301,12 +324,24 @@ class SessionStore:
 
     # ------------------------------------------------------------------ the host's verbs
 
-    async def append_message(self, message: Message, *, run: str | Run | None) -> SessionEntry:
+    async def append_message(
+        self, message: Message, *, run: str | Run | None, entry_id: str | None = None
+    ) -> SessionEntry:
         """Append one message, verbatim (see `natsreceipts.SessionLog.append`)."""
+        if entry_id is not None and (
+            type(cast("object", entry_id)) is not str or not entry_id.isprintable() or not entry_id
+        ):
+            raise InvalidName("entry_id", entry_id, "use a non-empty printable string")
         await self.ensure_loaded()
+        if entry_id is not None and entry_id not in self.entries:
+            await self.refresh()
         calls = tool_calls_of(message, dialect=self.dialect)
         body = self._plain(message)
-        entry = await self.append("message", body, run=self._run_of(run))
+        entry = self.entries.get(entry_id) if entry_id is not None else None
+        if entry is None:
+            entry = await self.append("message", body, run=self._run_of(run), entry_id=entry_id)
+        elif entry.body != body:
+            raise InvalidSetting(f"entry_id={entry_id!r} stands in this session already, with another message")
         if calls:
             remember_entry(entry)
         return entry

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from natsreceipts.attempts import CLAIM_PATIENCE
-from natsreceipts.errors import InvalidSetting, Unreachable
+from natsreceipts.errors import InvalidName, InvalidSetting, Unreachable
 from natsreceipts.fence import patiently
 from natsreceipts.identity import key_token, name_from_token
 from natsreceipts.reconcile import ReconcileReport, append_marker, reconcile
 from natsreceipts.session_store import SessionStore
-from natsreceipts.transcript import RequestView, request_view
-from natsreceipts.wake import Guarded, Waker, shown_messages
+from natsreceipts.shown import shown_messages
+from natsreceipts.transcript import RequestView, request_view, tool_calls_of, tool_result_message
+from natsreceipts.wake import Guarded, Waker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from natsreceipts.attempt import Attempt
     from natsreceipts.attempts import Attempts
     from natsreceipts.decision import Effect
+    from natsreceipts.dialects.base import Call as ToolCall
     from natsreceipts.dialects.base import Message
     from natsreceipts.entries import SessionEntry
     from natsreceipts.fence import Pace
@@ -193,8 +195,37 @@ class SessionLog:
                     yield entry
                 await hint.wait(_WATCH_EVERY)
 
-    async def append(self, message: Message, *, run: str | Run | None = None) -> SessionEntry:
+    def calls_in(self, message: Message) -> list[ToolCall]:
+        """The tool calls of a message of this session's dialect, each with ``.id``, ``.name`` and ``.arguments``.
+
+        ``arguments`` is None where they are no JSON object. Raises InvalidTranscript.
+        """
+        return tool_calls_of(message, dialect=self.dialect)
+
+    async def append_result(
+        self, tool_call_id: str, value: object, *, is_error: bool = False, run: str | Run | None = None
+    ) -> SessionEntry:
+        """Append the result of a tool call, in the session's dialect: a text, or any value, as JSON.
+
+        ``is_error`` marks the result of a call that failed, where the dialect has a mark for it. Raises InvalidName
+        for an id that the active branch, as far as it was read, does not call, and what `append` raises.
+        """
+        await self._store.ensure_loaded()
+        site = self._store.branch().sites.get(tool_call_id)
+        if site is None:
+            raise InvalidName("tool call", tool_call_id, "the active branch, as far as it was read, does not call it")
+        name = site.call.name
+        message = tool_result_message(tool_call_id, name, value, is_error=is_error, dialect=self.dialect)
+        return await self.append(message, run=run)
+
+    async def append(
+        self, message: Message, *, run: str | Run | None = None, entry_id: str | None = None
+    ) -> SessionEntry:
         """Append one message, verbatim, and return its entry.
+
+        ``entry_id``: the entry's id, where the message has a name of its own (that of the job that brought it, say):
+        where the session has an entry of that id, nothing is appended and that one is returned, so that a redelivered
+        job does not say the same thing twice. By default a fresh nonce.
 
         ``run``: the run in which its tool calls are made, by default the ambient one of this tenant; without a run,
         wake can prove nothing about them. The entry of a message with tool calls is what their claims name: it
@@ -203,7 +234,7 @@ class SessionLog:
         Raises InvalidTranscript for a message that is not of the session's dialect or no plain JSON, and
         InvalidSetting for one that is larger than the server takes.
         """
-        return await self._store.append_message(message, run=run)
+        return await self._store.append_message(message, run=run, entry_id=entry_id)
 
     async def branch(self, entry: SessionEntry | str | None) -> None:
         """Let the next entry follow ``entry`` (or its id; None: begin anew) instead of the newest.

@@ -19,18 +19,17 @@ contradict each other.
 
 from __future__ import annotations
 
-import asyncio
+import copy
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
-
-from pydantic_core import to_json
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from natsreceipts.attempt import Attempt, Blocked
 from natsreceipts.attempts import CLAIM_PATIENCE
-from natsreceipts.closes import CloseReason, InterruptedResult, close_calls, close_reason, failure_text
+from natsreceipts.background import all_of
+from natsreceipts.closes import CloseReason, close_calls, close_reason
 from natsreceipts.decision import Ambiguous, Effect, stricter
-from natsreceipts.dialects.base import ErrorKind, text_of
+from natsreceipts.dialects.base import ErrorKind
 from natsreceipts.errors import (
     CorruptRecord,
     InvalidSetting,
@@ -46,28 +45,26 @@ from natsreceipts.fence import newest, patiently
 from natsreceipts.identity import ReceiptKey, args_hash
 from natsreceipts.reconcile import ReconcileReport, RecoveredCall, closable
 from natsreceipts.seen import Seen, seen_of
+from natsreceipts.shown import failure_of, result_message
 from natsreceipts.tools import Tool
-from natsreceipts.transcript import interrupted_result_message, tool_result_message
-from natsreceipts.wire import CloseInfo, ReceiptRecord, ReceiptSaid
+from natsreceipts.transcript import interrupted_result_message
+from natsreceipts.wire import CloseInfo, ReceiptSaid
 from natsreceipts.withdrawal import withdraw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from natsreceipts._jetstream import Clock
     from natsreceipts.attempts import Attempts
-    from natsreceipts.dialects.base import Message
-    from natsreceipts.entries import CallSite, SessionEntry
+    from natsreceipts.entries import CallSite
     from natsreceipts.fence import Pace
     from natsreceipts.identity import Digest
     from natsreceipts.session_store import SessionStore
     from natsreceipts.transcript import OrphanToolCall
 
-__all__ = ["Guarded", "Waker", "shown_messages"]
+__all__ = ["Guarded", "Waker"]
 
 _log = logging.getLogger("natsreceipts")
-
-_T = TypeVar("_T")
 
 _DAY = 86_400.0
 
@@ -193,7 +190,7 @@ class Waker:
             case.why = "its arguments are no JSON object"
         else:
             try:
-                case.key = self._key(how, run, orphan.tool_name, arguments)
+                case.key = self._key(how, run, orphan.tool_name, copy.deepcopy(arguments))
             except Exception as error:  # noqa: BLE001 - a model's arguments may be anything; nothing is known then
                 _log.warning("wake: the key of a call of %s cannot be made: %s", orphan.tool_name, error)
                 case.why = f"its key cannot be made: {error}"
@@ -223,9 +220,9 @@ class Waker:
         told: dict[str, _Told] = {}
         if found:
             now = await patiently(self._pace(), lambda timeout: self._bucket.clock(timeout=timeout))
-            await _all(map(self._look, found.values()))
+            await all_of(map(self._look, found.values()))
             await self._refuse_if_busy(found.values())
-            judged = await _all(self._judge(each, now, position) for each in found.values())
+            judged = await all_of(self._judge(each, now, position) for each in found.values())
             told = dict(zip(found, judged, strict=True))
         return [
             (case, found[case.key.kv_key], told[case.key.kv_key])
@@ -284,7 +281,7 @@ class Waker:
         opaque = stricter(recorded, case.effect or Effect.READ) is Effect.OPAQUE
         if record.status == "failed" and (record.not_applied or not opaque):
             await self._fence(evidence, position)
-            return _Told("the receipt says that it failed", value=_failure(record), is_error=True)
+            return _Told("the receipt says that it failed", value=failure_of(record), is_error=True)
         if record.status == "running" and not opaque:
             return _Told("its lease is over, and it may be repeated", reason=CloseReason.REPEATABLE)
         if record.status == "running" and recorded is Effect.OPAQUE and not self._dry_run:
@@ -320,8 +317,7 @@ class Waker:
         """Why it proves nothing that there is no attempt; empty where it does."""
         if self._started is not None and case.orphan.tool_call_id in self._started:
             return "the live caller saw it start"
-        if evidence.seen is not None:
-            return ""
+        # A withdrawn record may be younger than what was lost before it: it vouches for nothing earlier.
         called = await self._store.time_of(case.site.entry)
         if called is None:
             return "its entry is no longer kept"
@@ -343,8 +339,6 @@ class Waker:
         if revision is None:
             raise _Moved
         evidence.revision = revision
-        if evidence.seen is None:
-            evidence.said = "withdrawn"
 
     def _unproven(self, case: _Case, why: str) -> _Told:
         """The words of the log alone; "never started" only where no receipt could tell and a live caller does."""
@@ -359,24 +353,33 @@ class Waker:
         position: int,
         recovered: list[RecoveredCall],
     ) -> None:
+        store = self._store
         closes = iter(close_calls((case.orphan, say.reason) for case, _, say in told if say.reason is not None))
         expected = position
         for case, evidence, say in told:
-            close = next(closes) if say.reason is not None else None
-            call = case.orphan
+            call, run = case.orphan, case.site.claims_from.run
             receipt = None
             if evidence is not None:
                 receipt = ReceiptSaid(
                     tool_call_id=call.tool_call_id,
+                    tool_name=call.tool_name,
                     key=evidence.key.kv_key,
                     revision=evidence.revision,
                     status=evidence.said,
                     attempts=evidence.attempts,
                 )
-            text = close.text if close is not None else text_of(say.value)
+            if say.reason is not None:
+                close = next(closes)
+                text, kind = close.text, ErrorKind(close.error_kind)
+                marks = CloseInfo(tool_call_id=call.tool_call_id, error_kind=kind)
+                message = interrupted_result_message(close, dialect=store.dialect)
+            else:
+                assert receipt is not None
+                kind = marks = None
+                message, text = result_message(store, receipt, say.value, run=run, is_error=say.is_error)
             entry_id = ""
             if not self._dry_run:
-                entry = await self._tell(case, say, close, receipt, expected)
+                entry = await store.append("message", message, run=run, close=marks, receipt=receipt, expected=expected)
                 entry_id, expected = entry.id, entry.seq
             recovered.append(
                 RecoveredCall(
@@ -384,7 +387,7 @@ class Waker:
                     call.tool_name,
                     entry_id,
                     text,
-                    close.error_kind if close is not None else None,
+                    kind,
                     said=evidence.said if evidence is not None else None,
                     kv_key=evidence.key.kv_key if evidence is not None else None,
                     revision=evidence.revision if evidence is not None else 0,
@@ -392,87 +395,8 @@ class Waker:
                 )
             )
 
-    async def _tell(
-        self, case: _Case, say: _Told, close: InterruptedResult | None, receipt: ReceiptSaid | None, expected: int
-    ) -> SessionEntry:
-        store, call = self._store, case.orphan
-        marks = None
-        if close is not None:
-            message = interrupted_result_message(close, dialect=store.dialect)
-            marks = CloseInfo(tool_call_id=call.tool_call_id, error_kind=ErrorKind(close.error_kind))
-        else:
-            message = _result(store, call.tool_call_id, call.tool_name, say.value, receipt, is_error=say.is_error)
-        run = case.site.claims_from.run
-        return await store.append("message", message, run=run, close=marks, receipt=receipt, expected=expected)
-
 
 _GONE = "This call of {tool} was carried out. The result that it recorded can no longer be read. Do not issue it again."
-
-_TOO_LARGE = (
-    "This call of {tool} was carried out. Its result of {size:,} bytes is too large to stand in this session; it is on "
-    "record as {kv_key}."
-)
-
-
-def _result(
-    store: SessionStore, call_id: str, tool: str, value: object, receipt: ReceiptSaid | None, *, is_error: bool = False
-) -> Message:
-    """The message with a real result; with a word on where it is, where it is too large to stand in the session."""
-    message = tool_result_message(call_id, tool, value, is_error=is_error, dialect=store.dialect)
-    size = len(to_json(message))
-    if size > store.room and receipt is not None:
-        text = _TOO_LARGE.format(tool=tool, size=size, kv_key=receipt.key)
-        message = tool_result_message(call_id, tool, text, dialect=store.dialect)
-    return message
-
-
-async def shown_messages(store: SessionStore, attempts: Attempts, late: dict[str, Message]) -> list[Message]:
-    """The messages that go to a model, with real results in place of what wake wrote before there were any.
-
-    That is where the very attempt that a close speaks of came to a result after all: its holder came back, or a person
-    settled it. ``late`` keeps what was found, by entry: completed is final. Raises Unreachable.
-    """
-    entries = store.branch().shown
-
-    async def message_of(entry: SessionEntry) -> Message:
-        told = entry.receipt
-        message = cast("Message", entry.message)
-        if told is None or told.status == "completed" or not told.attempts:
-            return message
-        if entry.id not in late:
-            pace = attempts.pace(30.0, patience=CLAIM_PATIENCE)
-            found = await newest(attempts.bucket, told.key, pace)
-            if found is None or found.revision <= told.revision:
-                return message
-            try:
-                seen = seen_of(attempts.bucket.name, told.key, found)
-                if seen.record.status != "completed" or seen.record.attempts != told.attempts:
-                    return message
-                value = await attempts.load(seen, seen.record.result)
-            except (ReceiptErased, CorruptRecord, UnsupportedRecord, PayloadMissing) as error:
-                _log.warning("what became of a call cannot be read: %s", error)
-                return message
-            site = store.branch().sites.get(told.tool_call_id)
-            tool = site.call.name if site is not None else seen.record.tool_name
-            late[entry.id] = _result(store, told.tool_call_id, tool, value, told)
-        return late[entry.id]
-
-    return await _all(map(message_of, entries))
-
-
-async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """What all of it comes to. Nothing of it goes on after this: an error is raised when the last one has ended."""
-    found = await asyncio.gather(*work, return_exceptions=True)
-    for each in found:
-        if isinstance(each, BaseException):
-            raise each
-    return cast("list[_T]", found)
-
-
-def _failure(record: ReceiptRecord) -> str:
-    if record.resolved is not None:
-        return failure_text(None, record.resolved.reason)
-    return failure_text(record.error.message if record.error is not None else None)
 
 
 def _declared_effect(how: object) -> Effect | None:

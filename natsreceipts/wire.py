@@ -303,6 +303,7 @@ class ReceiptSaid(_Wire):
     """
 
     tool_call_id: str
+    tool_name: str
     key: str
     revision: int = Field(ge=0)
     status: str
