@@ -91,7 +91,11 @@ _UNFINISHED = 1_000
 class Attempts:
     """The write path of one bucket, as one worker goes it."""
 
-    def __init__(self, bucket: Bucket, payloads: PayloadStore, *, worker: str) -> None:
+    def __init__(
+        self, bucket: Bucket, payloads: PayloadStore, *, worker: str, session_stream: str | None = None
+    ) -> None:
+        self.session_stream = session_stream
+        """Which stream the entries stand in that calls here may name."""
         self._bucket = bucket
         self._payloads = payloads
         self._inline_limit = min(payloads.inline_limit, bucket.max_payload - _ROOM)

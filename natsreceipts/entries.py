@@ -16,7 +16,7 @@ kind            what it is
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from natsreceipts.errors import CorruptRecord
@@ -55,6 +55,8 @@ class SessionEntry:
     """Its place: the sequence in the stream."""
     time: dt.datetime | None
     """The server's time; None where this process has just written it (an acknowledgement carries none)."""
+    stream: str = field(repr=False, compare=False)
+    """Which stream it stands in."""
 
     @property
     def message(self) -> Message | None:
@@ -175,13 +177,14 @@ _ambient: ContextVar[tuple[SessionEntry, ...]] = ContextVar("natsreceipts_entrie
 
 def remember_entry(entry: SessionEntry) -> None:
     """Make this the entry that the calling code's guarded calls name from here on, in its run."""
-    others = [other for other in _ambient.get() if (other.tenant, other.session) != (entry.tenant, entry.session)]
+    session = (entry.stream, entry.tenant, entry.session)
+    others = [other for other in _ambient.get() if (other.stream, other.tenant, other.session) != session]
     _ambient.set((*others, entry)[-_MOST_SESSIONS:])
 
 
-def ambient_entry(tenant: str, run: str) -> SessionEntry | None:
+def ambient_entry(tenant: str, run: str, *, stream: str | None) -> SessionEntry | None:
     """The newest entry of the ambient scope that a call in this run may name."""
     for entry in reversed(_ambient.get()):
-        if entry.tenant == tenant and entry.run == run:
+        if entry.tenant == tenant and entry.run == run and stream in (None, entry.stream):
             return entry
     return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self, cast
 
 if TYPE_CHECKING:
+    from natsreceipts.entries import SessionEntry
     from natsreceipts.identity import ReceiptKey
 
 __all__ = [
@@ -456,7 +457,7 @@ class SessionConflict(NatsReceiptsError):
     Nothing was appended. The log has them now: look at them, and append again if it still makes sense.
     """
 
-    def __init__(self, tenant: str, session: str, *, missed: tuple[Any, ...]) -> None:
+    def __init__(self, tenant: str, session: str, *, missed: tuple[SessionEntry, ...]) -> None:
         self.tenant = tenant
         self.session = session
         self.missed = missed

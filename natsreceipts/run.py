@@ -235,7 +235,9 @@ class Run:
         """Where in a session a call is asked for: as it says, or in the ambient entry."""
         entry = options.entry
         if entry is None:
-            return ambient_entry(self.tenant, self.run)
+            return ambient_entry(self.tenant, self.run, stream=self._store.session_stream)
+        if self._store.session_stream not in (None, entry.stream):
+            raise InvalidSetting(f"entry= is of session {entry.session} in another namespace, or on another server")
         if entry.tenant != self.tenant:
             raise InvalidSetting(
                 f"entry= is of session {entry.session} of tenant {entry.tenant}, and this run of {self.tenant}"

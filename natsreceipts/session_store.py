@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from natsreceipts._jetstream import Bucket, Entry
     from natsreceipts.dialects.base import Message
 
-__all__ = ["SessionStore"]
+__all__ = ["SessionStore", "stream_mark"]
 
 _ROOM = 512
 """Bytes kept free below the server's max_payload for an entry's headers."""
@@ -71,6 +71,9 @@ class SessionStore:
         self.entries: dict[str, SessionEntry] = {}
         """Every entry that was read, by id, in order."""
         self.last_seq = 0
+        self._expected = 0
+        """The session's last sequence on the server: `last_seq`, or 0 where all of it has expired."""
+        self._stream = stream_mark(bucket)
         self._dialect = dialect
         self._tip: str | None = None
         self._head: Any = _LOST
@@ -151,8 +154,11 @@ class SessionStore:
             if pace.over:
                 raise Unreachable(f"session {self.key}: its newest entry cannot be read yet; nothing was appended")
             await pace.pause()
+        self._expected = self.last_seq
         if self.last_seq and (last is None or last.revision < self.last_seq):
             await patiently(pace, lambda timeout: self.bucket.clock(timeout=timeout))  # raises if it was replaced
+            if last is None:
+                self._expected = 0
         self._loaded = True
         return tuple(missed)
 
@@ -181,6 +187,7 @@ class SessionStore:
             receipt=record.receipt,
             seq=seq,
             time=when,
+            stream=self._stream,
         )
 
     def _add(self, entry: SessionEntry) -> SessionEntry:
@@ -191,7 +198,7 @@ class SessionStore:
                 longer = extended(self._branch[1], entry)
             self._branch = (entry.id, longer) if longer is not None else None
         self._tip = entry.id
-        self.last_seq = entry.seq
+        self.last_seq = self._expected = entry.seq
         return entry
 
     def branch(self) -> Branch:
@@ -273,7 +280,7 @@ class SessionStore:
                 self.bucket,
                 self.key,
                 value,
-                expected=self.last_seq,
+                expected=self._expected,
                 is_this_write=lambda entry: _id_in(entry) == record.id,
                 pace=pace,
                 doubt=again,
@@ -433,6 +440,11 @@ def _ids(tool_call_ids: Collection[str]) -> list[str]:
     if not all(type(cast("object", each)) is str for each in ids):
         raise InvalidSetting(f"tool_call_ids={tool_call_ids!r}: use strings")
     return ids
+
+
+def stream_mark(bucket: Bucket) -> str:
+    """What tells a session stream from any other: entries of another say nothing here."""
+    return f"{bucket.name} of {bucket.created}"
 
 
 def _same(one: EntryRecord, other: EntryRecord) -> bool:

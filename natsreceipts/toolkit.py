@@ -20,6 +20,7 @@ from natsreceipts.options import CallOptions
 from natsreceipts.payloads import PayloadStore
 from natsreceipts.receipts import ReceiptStore
 from natsreceipts.run import Executions, Run
+from natsreceipts.session_store import stream_mark
 from natsreceipts.sessions import Sessions
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ async def connect(
                 least,
             )
         payloads = PayloadStore(objects, inline_limit=inline_limit)
-        attempts = Attempts(bucket, payloads, worker=worker)
+        attempts = Attempts(bucket, payloads, worker=worker, session_stream=stream_mark(stream))
         toolkit = Toolkit(
             ReceiptStore(bucket, attempts),
             Sessions(stream, attempts, digest=digest),
