@@ -304,14 +304,20 @@ class SessionStore:
             return self._add(self._entry_of(record, outcome.revision, None))
         missed = await self._missed(pace)
         self._in_doubt = None
+        if not missed:
+            return await self._write(record, pace)
         if record.id in self.entries:
             self._head = _LOST
             return self.entries[record.id]
         raise self._conflict(missed)
 
     async def _missed(self, pace: Pace) -> tuple[SessionEntry, ...]:
-        """What came before a refused append. A read that does not show it is stale, so it is read again."""
-        while not (missed := await self._catch_up(pace)):
+        """What came before a refused append; nothing where all that was read has expired meanwhile.
+
+        A read that does not show why is stale, so it is read again.
+        """
+        before = self._expected
+        while not (missed := await self._catch_up(pace)) and self._expected == before:
             if pace.over:
                 raise Unreachable(
                     f"session {self.key}: the server refused an append as overtaken, and reads do not show by what; "
