@@ -15,8 +15,11 @@ from nats.js.api import StreamConfig
 
 from natsreceipts import connect
 
-LEASE = 6.0
-"""Seconds: of calls in which no lease ends. A third of it is how long a request is waited for."""
+LEASE = 30.0
+"""Seconds: of calls in which no lease ends and no heartbeat is due, even on a machine that stands still for a while."""
+
+PATIENCE = 30.0
+"""Seconds that a test waits for what must come: a machine that is busy or stands still is not at fault."""
 
 
 def toolkit_of(where, namespace, **settings):
@@ -138,7 +141,7 @@ async def signs(nc, namespace):
         await subscription.unsubscribe()
 
 
-async def until(check, *, timeout=10.0):
+async def until(check, *, timeout=PATIENCE):
     """Wait until an async check gives something true, where there is no event to wait for."""
     async with asyncio.timeout(timeout):
         while not (found := await check()):
@@ -146,7 +149,7 @@ async def until(check, *, timeout=10.0):
         return found
 
 
-async def settled_as(toolkit, key, *statuses, timeout=10.0):
+async def settled_as(toolkit, key, *statuses, timeout=PATIENCE):
     """Wait until a receipt says one of these statuses, and return it."""
 
     async def look():
@@ -203,7 +206,7 @@ class Holder:
             process.stdin.close()
             await process.wait()
 
-    async def says(self, timeout=15.0):
+    async def says(self, timeout=PATIENCE):
         """The next line that it prints."""
         async with asyncio.timeout(timeout):
             return (await self._process.stdout.readline()).decode().strip()

@@ -310,13 +310,20 @@ async def test_every_await(near, nc, namespace, name):
     _, count = await played(path)
     if path.count is not None:
         assert count == path.count, "a path has another number of awaits than before: see that each is cancelled well"
+    else:  # the fewest of some times: a machine that stood still makes it look once more
+        for n in range(3):
+            _, again = await played(PATHS[name](near, nc, namespace, [name, "again", n]))
+            count = min(count, again)
     assert count >= (1 if name == "Execute" else 2)
     cancelled = 0
     for at in range(1, count + 1):
-        path = PATHS[name](near, nc, namespace, [name, at])
-        outcome, reached = await played(path, at)
-        if path.count is None and reached < at:
-            continue  # its messages came in another way this time
+        for n in range(3):
+            path = PATHS[name](near, nc, namespace, [name, at, n])
+            outcome, reached = await played(path, at)
+            if path.count is not None or reached >= at:
+                break
+        else:
+            continue  # its messages came in another way each time
         try:
             assert isinstance(outcome, asyncio.CancelledError), repr(outcome)
             cancelled += 1
@@ -439,7 +446,7 @@ async def test_a_cancellation_whose_write_is_lost(proxy, namespace, bucket, nc, 
             outcome, _ = await played(path, at)
             assert isinstance(outcome, asyncio.CancelledError)
             record = await stored(nc, namespace, path.key)
-            if at == 3:
+            if path.inside:
                 assert record["status"] in ("completed", "ambiguous")
             else:
                 assert record is None or record["status"] == "failed"

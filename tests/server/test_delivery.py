@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
-from support import Effect, Message, client_of, put, record_of, toolkit_of, writes_to
+from support import Effect, Message, client_of, put, record_of, toolkit_of, until, writes_to
 
 from natsreceipts import (
     AmbiguousCall,
@@ -28,7 +28,7 @@ KEY = ReceiptKey("acme", "run-1", "send", "0" * 64)
 
 
 @asynccontextmanager
-async def turns(nc, namespace, *, ack_wait=30.0, messages=1):
+async def turns(nc, namespace, *, ack_wait=60.0, messages=1):
     """A stream of turns and a consumer of it; gives a function that waits for the next delivery."""
     js = nc.jetstream()
     await js.add_stream(name=f"TURNS_{namespace}", subjects=[f"turns.{namespace}"])
@@ -41,7 +41,7 @@ async def turns(nc, namespace, *, ack_wait=30.0, messages=1):
             config=ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=ack_wait, max_ack_pending=10),
         )
 
-        async def following(timeout=10.0):
+        async def following(timeout=30.0):
             (message,) = await subscription.fetch(1, timeout=timeout)
             return message
 
@@ -58,30 +58,34 @@ async def following(nc, namespace):
         yield following
 
 
-async def left(following, nc):
-    await nc.flush()
-    state = await following.state()
-    return state.num_ack_pending, state.num_pending
+async def left(following, unacknowledged, undelivered):
+    """Wait until so many messages are left: a server takes acknowledgements in some time after they were sent."""
+
+    async def as_said():
+        state = await following.state()
+        return (state.num_ack_pending, state.num_pending) == (unacknowledged, undelivered)
+
+    await until(as_said)
 
 
-async def test_it_is_acknowledged_when_the_body_ends_well(toolkit, run, following, nc):
+async def test_it_is_acknowledged_when_the_body_ends_well(toolkit, run, following):
     message = await following()
     async with toolkit.delivery(message) as delivery:
         assert (delivery.number, delivery.redelivered) == (1, False)
         await run.execute("send", ARGS, Effect())
-        assert await left(following, nc) == (1, 0)
-    assert await left(following, nc) == (0, 0)
+        await left(following, 1, 0)
+    await left(following, 0, 0)
 
 
-async def test_the_hosts_own_error_gives_it_back_at_once(toolkit, following, nc):
+async def test_the_hosts_own_error_gives_it_back_at_once(toolkit, following):
     message = await following()
     with pytest.raises(KeyError):
         async with toolkit.delivery(message):
             raise KeyError("the host's own")
-    again = await following(timeout=2)
+    again = await following(timeout=20)  # and not when ack_wait is over
     async with toolkit.delivery(again) as delivery:
         assert (delivery.number, delivery.redelivered) == (2, True)
-    assert await left(following, nc) == (0, 0)
+    await left(following, 0, 0)
 
 
 async def test_a_redelivery_replays_with_one_read_and_no_write(proxy, namespace, bucket, nc, following):
@@ -121,11 +125,11 @@ async def test_a_redelivery_on_a_bucket_without_direct_gets(server, namespace, b
 
 async def test_it_is_kept_in_progress(toolkit, nc, namespace):
     """A body longer than ack_wait is not redelivered meanwhile."""
-    async with turns(nc, namespace, ack_wait=0.5) as following:
+    async with turns(nc, namespace, ack_wait=2.5) as following:
         async with toolkit.delivery(await following(), progress=0.1):
             with pytest.raises(TimeoutError):
-                await following(timeout=1.5)
-        assert await left(following, nc) == (0, 0)
+                await following(timeout=3.5)
+        await left(following, 0, 0)
 
 
 PERSON = [
@@ -244,7 +248,7 @@ async def test_an_ambiguous_call_ends_a_message_when_told_to(toolkit, run, follo
     with pytest.raises(AmbiguousCall):
         async with toolkit.delivery(await following(), terminate=True):
             await run.execute("send", ARGS, Effect("wrong"))
-    assert await left(following, nc) == (0, 0)
+    await left(following, 0, 0)
 
 
 async def test_an_ambiguous_call_gives_its_message_back(toolkit, run, following, nc, namespace):
@@ -253,7 +257,7 @@ async def test_an_ambiguous_call_gives_its_message_back(toolkit, run, following,
     with pytest.raises(AmbiguousCall):
         async with toolkit.delivery(await following()):
             await run.execute("send", ARGS, Effect("wrong"))
-    assert await left(following, nc) == (1, 0)  # and not again before its delay is over
+    await left(following, 1, 0)  # and not again before its delay is over
     with pytest.raises(TimeoutError):
         await following(timeout=0.5)
 
@@ -263,7 +267,7 @@ async def test_a_connection_that_is_gone_does_not_hide_the_bodys_error(toolkit, 
         async with client_of(server.url) as other:
             js = other.jetstream()
             subscription = await js.pull_subscribe(f"turns.{namespace}", durable="second")
-            (message,) = await subscription.fetch(1, timeout=5)
+            (message,) = await subscription.fetch(1, timeout=30)
         with pytest.raises(KeyError):
             async with toolkit.delivery(message):
                 raise KeyError("the host's own")
@@ -277,7 +281,7 @@ async def test_progress_survives_an_error(toolkit):
         raise ConnectionError
 
     message.in_progress = failing
-    async with asyncio.timeout(5), toolkit.delivery(message, progress=0.01):
+    async with asyncio.timeout(30), toolkit.delivery(message, progress=0.01):
         while message.calls.count("in progress") < 3:
             await asyncio.sleep(0.01)
     assert message.calls[-1] == "ack"

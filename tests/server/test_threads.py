@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 
 import pytest
-from scenes import history, stand
-from support import Effect, put, revisions, settled_as, stored, toolkit_of
+from scenes import history, resolved_over, stand
+from support import Effect, put, revisions, settled_as, stored, toolkit_of, until
 
 from natsreceipts import AmbiguousCall, CallInFlight, CallTimedOut, LeaseLost, NotApplied, NotRecorded, tool
 
@@ -30,14 +30,14 @@ class Blocking:
     def __call__(self):
         self.entered += 1
         self.started.set()
-        assert self.go.wait(10)
+        assert self.go.wait(60)
         self.ended.set()
         if isinstance(self.outcome, BaseException):
             raise self.outcome
         return self.outcome
 
     async def has_started(self):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not self.started.is_set():
                 await asyncio.sleep(0.005)
 
@@ -60,6 +60,15 @@ def tool_of(work, **options):
         return work()
 
     return blocking
+
+
+async def renewed(nc, namespace, key):
+    """Wait until the lease of the call has been renewed."""
+
+    async def once():
+        return len(await revisions(nc, namespace, key)) > 1
+
+    await until(once)
 
 
 @asynccontextmanager
@@ -103,13 +112,14 @@ async def test_a_cancelled_opaque_tool_is_ambiguous_at_once_and_completed_late(r
 
 @pytest.mark.parametrize("effect", ["idempotent", "resumable"])
 async def test_a_cancelled_resumable_tool_waits_for_its_thread(server, run, toolkit, work, key, nc, namespace, effect):
-    blocking = tool_of(work, effect=effect, lease=0.6)
+    blocking = tool_of(work, effect=effect, lease=3)
     async with cancelled_in(run, blocking, work) as task:
         for _ in range(3):
             task.cancel()
-            await asyncio.sleep(0.25)  # longer than the lease in all: it is renewed all the while
+            await asyncio.sleep(0.02)
             assert not task.done()
             assert (await toolkit.receipts.get(key)).status == "running"
+        await renewed(nc, namespace, key)  # as it is all the while
         async with toolkit_of(server.url, namespace) as other:
             with pytest.raises(CallInFlight):
                 await other.run("acme", "run-1").execute("work", {}, Effect("wrong"), effect=effect, wait=0)
@@ -241,8 +251,8 @@ async def test_a_time_out_over_a_thread(run, toolkit, work, key, nc, namespace, 
 async def test_a_thread_that_hangs_beyond_its_lease_after_a_time_out(
     server, run, toolkit, work, key, nc, namespace, effect
 ):
-    """A thread that hangs longer than its lease: nobody repeats a resumable one while it runs."""
-    blocking = tool_of(work, effect=effect, timeout=0.05, lease=0.3)
+    """A thread that hangs on: nobody repeats a resumable one while it runs, since its lease is renewed."""
+    blocking = tool_of(work, effect=effect, timeout=0.05, lease=3)
 
     async def turn():
         async with run:
@@ -250,10 +260,12 @@ async def test_a_thread_that_hangs_beyond_its_lease_after_a_time_out(
 
     task = asyncio.create_task(turn())
     await work.has_started()
-    await asyncio.sleep(0.5)
     try:
-        assert (await stored(nc, namespace, key))["status"] == ("ambiguous" if effect == "opaque" else "running")
-        if effect != "opaque":
+        if effect == "opaque":
+            await settled_as(toolkit, key, "ambiguous")
+        else:
+            await renewed(nc, namespace, key)  # which is due long after the time-out
+            assert (await stored(nc, namespace, key))["status"] == "running"
             # Its thread runs, so nobody else may: that needs a lease that is alive.
             async with toolkit_of(server.url, namespace) as other:
                 with pytest.raises(CallInFlight):
@@ -292,8 +304,7 @@ async def test_a_resolvers_failed_over_a_thread_that_runs(run, toolkit, work, ke
 
     task = asyncio.create_task(turn())
     await work.has_started()
-    revision = (await toolkit.receipts.get(key)).revision
-    await toolkit.receipts.resolve(key, revision=revision, not_applied=True, by="ann", reason="r", even_if_running=True)
+    await resolved_over(toolkit, key, not_applied=True)
     with pytest.raises(LeaseLost):
         await task
     work.go.set()
@@ -421,7 +432,7 @@ async def test_context_reaches_the_thread(run):
 
 
 async def test_blocking_tools_at_once(run):
-    gate = threading.Barrier(4, timeout=10)
+    gate = threading.Barrier(4, timeout=60)
 
     @tool(name="work")
     def blocking(n):
