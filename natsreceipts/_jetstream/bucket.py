@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import math
 import os
 import random
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,10 @@ _PAGE = 4096
 
 _PAGE_BYTES = 4 * 1024 * 1024
 """Bytes asked for in one page: a client that falls further behind than the server's max_pending (64 MB) is cut off."""
+
+_LOOK_AGAIN = 0.05
+_LOOK_NO_MORE = 1.0
+"""Seconds after a sign until the first and the last of the looks at what it was a sign of."""
 
 _FULL = ("maximum bytes exceeded", "maximum messages exceeded", "maximum messages per subject exceeded")
 """10077 is also the generic "store failed"; only these texts speak of the bucket's settings (measured)."""
@@ -389,16 +394,25 @@ class JetStreamBucket:
 
 
 class _SubjectHint:
+    """A sign comes when a write is published, which may be before it is stored: who then looks may not see it yet.
+
+    So after a sign the next waits are short ones, each twice as long as the one before.
+    """
+
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self._again = math.inf
 
     async def on_message(self, _msg: Msg) -> None:
         self._event.set()
 
     async def wait(self, timeout: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
+        try:
+            async with asyncio.timeout(min(timeout, self._again)):
                 await self._event.wait()
+            self._again = _LOOK_AGAIN
+        except TimeoutError:
+            self._again = self._again * 2 if self._again < _LOOK_NO_MORE else math.inf
         self._event.clear()
 
 

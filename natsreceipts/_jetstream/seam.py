@@ -126,7 +126,7 @@ class Hint(Protocol):
     """Says that something may have happened to a key. It may be silent for ever: a read is the truth."""
 
     async def wait(self, timeout: float) -> None:
-        """Return at the next sign, or after ``timeout`` seconds."""
+        """Return at the next sign, or after ``timeout`` seconds, or earlier where a sign has come before."""
         ...
 
 

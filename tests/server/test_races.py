@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import AsyncExitStack
 
+import nats.js.errors
 import pytest
-from support import LEASE, Effect, revisions, toolkit_of
+from scenes import stand
+from support import LEASE, Effect, put, record_of, revisions, toolkit_of
 
 from natsreceipts import CallInFlight, NotApplied
+from natsreceipts._jetstream.bucket import _SubjectHint
 
 CALLERS = 32
 CONNECTIONS = 4
@@ -128,6 +132,28 @@ async def test_a_waiter_hears_of_the_end_at_once(runs):
     settled = loop.time()
     assert await second == "done"
     assert loop.time() - settled < LEASE / 4
+
+
+async def test_a_sign_that_comes_before_its_write_is_stored(runs, nc, namespace, monkeypatch):
+    """A server may pass a write on to a waiter first and store it then: the waiter's look at once does not show it."""
+    key = runs[0].key("send", {})
+    revision = await stand(nc, namespace, key, "running", leaseMs=60_000)
+    heard = asyncio.Event()
+    listen = _SubjectHint.on_message
+
+    async def only_the_first(hint, message):
+        if not heard.is_set():
+            heard.set()
+            await listen(hint, message)
+
+    monkeypatch.setattr(_SubjectHint, "on_message", only_the_first)
+    waiting = asyncio.create_task(runs[0].execute("send", {}, Effect("wrong"), wait=60))
+    while not heard.is_set():
+        with contextlib.suppress(nats.js.errors.APIError):  # a write that is refused is a sign, and nothing is stored
+            await put(nc, namespace, key, record_of(key), last=revision + 1)
+    await stand(nc, namespace, key, "completed")
+    async with asyncio.timeout(15):  # and not after a third of the lease that it waits for
+        assert await waiting == "theirs"
 
 
 async def test_a_wait_ends_when_it_is_over(runs):
