@@ -10,11 +10,12 @@ import asyncio
 import inspect
 import os
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import nats
 import pytest
+from nats.aio.transport import TcpTransport
 
 from natsreceipts.embedded import embedded
 from natsreceipts.errors import ServerUnavailable
@@ -26,6 +27,21 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from natsreceipts.embedded import EmbeddedServer
+
+
+_connect = TcpTransport.connect
+
+
+async def _connect_after_closing(self: TcpTransport, *args: Any, **kwargs: Any) -> None:
+    """nats-py leaves the socket of a reconnect that failed halfway to the garbage collector.
+
+    It would warn of it in whatever test runs by then.
+    """
+    self.close()
+    await _connect(self, *args, **kwargs)
+
+
+TcpTransport.connect = _connect_after_closing
 
 
 class GivenServer:

@@ -55,6 +55,11 @@ async def steady(proxy, namespace, bucket, monkeypatch):
         yield toolkit
 
 
+def beating(stage):
+    """A lease of which a heartbeat comes soon, where that is waited for."""
+    return {"lease": 3.0} if stage == "heartbeat" else {}
+
+
 def is_write(namespace, status):
     """Writes with this status; ``heartbeat`` is a running record that is not the first."""
 
@@ -139,9 +144,9 @@ async def test_a_ghost_that_lands_after_its_writer_gave_it_up(far, proxy, namesp
 
 
 @pytest.mark.parametrize("stage", ["claim", "heartbeat", "completed"])
-async def test_a_ghost_that_lands_before_it_is_sent_again(far, proxy, namespace, nc, stage):
+async def test_a_ghost_that_lands_before_it_is_sent_again(steady, proxy, namespace, nc, stage):
     """The write is in doubt, is looked for, is found missing, lands, and the second send is refused."""
-    run = far.run("acme", "run-1")
+    run = steady.run("acme", "run-1", **beating(stage))
     ghost = proxy.delay(is_write(namespace, stage))
     effect = Effect(7, hold=True)
     task = asyncio.create_task(run.execute("send", ARGS, effect))
@@ -165,9 +170,9 @@ async def test_a_ghost_that_lands_before_it_is_sent_again(far, proxy, namespace,
 
 
 @pytest.mark.parametrize("stage", ["claim", "heartbeat", "completed", "failed", "ambiguous"])
-async def test_a_second_send_that_is_refused_because_the_first_one_landed(far, proxy, namespace, nc, stage):
+async def test_a_second_send_that_is_refused_because_the_first_one_landed(steady, proxy, namespace, nc, stage):
     """In doubt, looked for, not found, landed after all, sent again: refused with 10071, which is no defeat."""
-    run = far.run("acme", "run-1")
+    run = steady.run("acme", "run-1", **beating(stage))
     key = run.key("send", ARGS)
     ghost = proxy.delay(is_write(namespace, stage))
     effect = Effect(7, hold=True)
