@@ -91,7 +91,7 @@ async def test_the_worker_sends_a_job_that_comes_twice_once(script, capsys):
         for _ in range(2):
             await js.publish("jobs.acme", json.dumps(job).encode())
         worker = asyncio.create_task(script.names["worker"]())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while (await js.stream_info("JOBS")).state.messages:
                 assert not worker.done(), worker.result()
                 await asyncio.sleep(0.02)

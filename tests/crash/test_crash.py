@@ -55,7 +55,7 @@ class Yard:
     async def to_its_end(self, **options):
         """Run a worker that nobody kills, and return its exit status."""
         async with self.worker(**options) as process:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(100):
                 await process.communicate()
             return process.returncode
 
@@ -133,8 +133,8 @@ POINTS = {
 async def test_a_worker_that_dies_at(yard, toolkit, point, kind):
     on = 2 if kind == "opaque" else 3
     assert await yard.to_its_end(die_at=point, die_on=on) == -signal.SIGKILL
-    assert await yard.to_its_end() == 0
-    assert await yard.to_its_end() == 0
+    assert await yard.to_its_end(lease=30) == 0
+    assert await yard.to_its_end(lease=30) == 0
     ends = await yard.check(toolkit, runs=1)
     assert sum(ends.values()) == CALLS
     key = toolkit.run("acme", "run-0").key(kind, {"n": on})
@@ -152,7 +152,7 @@ async def test_a_worker_that_dies_at(yard, toolkit, point, kind):
 
 
 async def test_two_workers_race_over_a_run_and_nobody_dies(yard, toolkit):
-    ended = await asyncio.gather(*(yard.to_its_end(runs=3, pause=0.0, lease=10) for _ in range(2)))
+    ended = await asyncio.gather(*(yard.to_its_end(runs=3, pause=0.0, lease=30) for _ in range(2)))
     assert ended == [0, 0]
     ends = await yard.check(toolkit, runs=3)
     assert set(ends) == {("opaque", "completed"), ("idempotent", "completed")}

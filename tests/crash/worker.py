@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -33,6 +34,13 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+async def following(run, kind: str, args: object, effect) -> str:
+    """Follow whoever owns the call now, until that is known."""
+    while True:
+        with contextlib.suppress(LeaseLost):
+            return await run.execute(kind, args, effect, effect=kind)
+
+
 async def main(options: argparse.Namespace) -> None:
     async with connect(options.url, namespace=options.namespace, lease=options.lease) as toolkit:
         print("ready", flush=True)
@@ -42,6 +50,7 @@ async def main(options: argparse.Namespace) -> None:
                 kind = KINDS[n % 2]
                 key = run.key(kind, {"n": n}).kv_key
                 point = options.die_at if (options.die_in, n) == (number, options.die_on) else ""
+                lease = {} if point or not options.die_at else {"lease": 30.0}  # only what it leaves behind is to end
 
                 async def effect(key=key, point=point) -> str:
                     token = secrets.token_hex(6)
@@ -60,11 +69,11 @@ async def main(options: argparse.Namespace) -> None:
                     die()
                 try:
                     try:
-                        result = await run.execute(kind, {"n": n}, effect, effect=kind)
+                        result = await run.execute(kind, {"n": n}, effect, effect=kind, **lease)
                     except LeaseLost:
                         if kind == "opaque":  # nobody else may run it
                             raise
-                        result = await run.execute(kind, {"n": n}, effect, effect=kind)  # follow who owns it now
+                        result = await following(run, kind, {"n": n}, effect)
                 except AmbiguousCall:
                     append(options.told, f"{key} ambiguous -", sync=False)
                 else:

@@ -68,7 +68,7 @@ async def worker(url, port):
 
 async def until(stream, text):
     said = ""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while text not in said:
             line = (await stream.readline()).decode()
             assert line, f"{text!r} was not said, but: {said}"

@@ -36,7 +36,7 @@ class Marked:
                 continue
         return found
 
-    def gone(self, *, within=5.0):
+    def gone(self, *, within=30.0):
         deadline = time.monotonic() + within
         while left := self.processes():
             if time.monotonic() > deadline:

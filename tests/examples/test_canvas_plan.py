@@ -35,7 +35,7 @@ def play(kills, *, options=None, **changes):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
     print(done.stdout)
@@ -129,7 +129,7 @@ def test_nothing_is_left_when_it_is_stopped_midway(number, code):
                     break
             assert len(marked.processes()) >= 4, "the example, its NATS server, the canvas and a worker"
             process.send_signal(number)
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=100)
         finally:
             process.kill()
     assert (process.returncode, errors) == (code, "")
@@ -141,7 +141,7 @@ def test_an_unknown_point_is_refused():
         [sys.executable, str(EXAMPLE), "--kill-at", "21:before"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 2

@@ -118,15 +118,16 @@ def _kind(m):
 
 
 async def _chaos(server, namespace, monkeypatch, *, seconds):
-    monkeypatch.setattr("natsreceipts.guard._SETTLE_PATIENCE", 3.0)
-    monkeypatch.setattr("natsreceipts.guard.CLAIM_PATIENCE", 2.0)
-    monkeypatch.setattr("natsreceipts.guard._HURRIED", 1.0)
     seed = int(os.environ.get("NATSRECEIPTS_CHAOS_SEED", secrets.randbits(32)))
     print(f"NATSRECEIPTS_CHAOS_SEED={seed}")
     world, stop = World(), asyncio.Event()
     async with AsyncExitStack() as stack:
         direct = await stack.enter_async_context(toolkit_of(server.url, namespace, lease=LEASE))
         work, disturbers, ghosts = [], [], []
+        impatience = stack.enter_context(monkeypatch.context())
+        impatience.setattr("natsreceipts.guard._SETTLE_PATIENCE", 3.0)
+        impatience.setattr("natsreceipts.guard.CLAIM_PATIENCE", 2.0)
+        impatience.setattr("natsreceipts.guard._HURRIED", 1.0)
         for w in range(WORKERS):
             proxy = await stack.enter_async_context(FaultProxy("127.0.0.1", server.port))
             toolkit = await stack.enter_async_context(toolkit_of(proxy.url, namespace, lease=LEASE, worker=f"w{w}"))
@@ -144,7 +145,7 @@ async def _chaos(server, namespace, monkeypatch, *, seconds):
             ended = await asyncio.gather(*disturbers, return_exceptions=True)
             assert all(isinstance(end, asyncio.CancelledError) for end in ended), ended
             stop.set()
-            async with asyncio.timeout(30):  # all that is under way comes to an end
+            async with asyncio.timeout(60):  # all that is under way comes to an end
                 await asyncio.gather(*work)
         finally:
             for task in [*work, *disturbers]:
@@ -153,6 +154,7 @@ async def _chaos(server, namespace, monkeypatch, *, seconds):
         for ghost in itertools.chain(*ghosts):  # every ghost lands in the end, if the server takes it
             while ghost.held:
                 await ghost.release()
+        impatience.undo()
         await _check(direct.run("acme", "run-1"), direct, world)
     print(
         world.begun,

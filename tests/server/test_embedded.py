@@ -19,7 +19,7 @@ import nats.errors
 import pytest
 from nats.js.errors import NotFoundError
 
-from natsreceipts.embedded import EmbeddedServer, embedded
+from natsreceipts.embedded import EmbeddedServer, _version, embedded
 from natsreceipts.errors import ServerUnavailable
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and locks")
@@ -54,7 +54,7 @@ def alive(pid):
     return not (stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] == "Z")
 
 
-def gone(pid, seconds=10.0):
+def gone(pid, seconds=60.0):
     deadline = time.monotonic() + seconds
     while alive(pid):
         if time.monotonic() > deadline:
@@ -94,12 +94,12 @@ async def test_it_listens_on_loopback_only(own_server):
 
 async def test_starting_is_fast(own_server):
     """A start takes 12 ms on an idle machine; this only catches a wait that should not be there."""
-    best = 9.0
-    for _ in range(5):
+    for _ in range(20):  # as often as it takes on a machine that does other things as well
         start = time.monotonic()
         await own_server.restart()
-        best = min(best, time.monotonic() - start)
-    assert best < 0.5
+        if time.monotonic() - start < 0.5:
+            return
+    pytest.fail("no start was fast")
 
 
 async def test_nothing_is_left(tmp_path):
@@ -170,24 +170,26 @@ async def test_pause_and_resume(own_server):
     async with client_of(own_server) as client:
         await own_server.pause()
         with pytest.raises(nats.errors.TimeoutError):
-            await client.request("$JS.API.INFO", timeout=0.2)
+            while True:  # its threads stop one after the other
+                await client.request("$JS.API.INFO", timeout=0.2)
         with pytest.raises(ServerUnavailable, match=r"did not answer .* within 0\.1 s"):
             await own_server.wait_ready(timeout=0.1)
         await own_server.resume()
         await own_server.wait_ready()
-        await client.request("$JS.API.INFO", timeout=5)
+        await client.request("$JS.API.INFO", timeout=30)
 
 
 @posix
 @pytest.mark.parametrize("verb", ["stop", "kill", "restart", "leave"])
-async def test_a_paused_server_ends_too(verb):
+async def test_a_paused_server_ends_too(verb, monkeypatch):
+    monkeypatch.setattr(sys.modules[embedded.__module__], "_EXIT_SECONDS", 60.0)
     async with embedded() as server:
         pid = server.pid
         await server.pause()
         start = time.monotonic()
         if verb != "leave":
             await getattr(server, verb)()
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 40  # and not killed in the end
     assert not alive(pid)
 
 
@@ -195,7 +197,7 @@ async def test_a_server_that_dies_by_itself(own_server):
     os.kill(own_server.pid, signal.SIGKILL)
     with pytest.raises(ServerUnavailable, match="ended with exit status"):
         while True:
-            await own_server.wait_ready(timeout=5)
+            await own_server.wait_ready(timeout=30)
     await own_server.restart()
     await own_server.wait_ready()
 
@@ -210,11 +212,15 @@ async def test_the_loop_is_not_blocked():
             await asyncio.sleep(0)
             longest = max(longest, time.monotonic() - start)
 
-    watching = asyncio.create_task(watch())
-    async with embedded() as server:
-        await server.restart(wipe=True)
-    watching.cancel()
-    assert longest < 0.5
+    for _ in range(10):  # as often as it takes on a machine that does other things as well
+        longest = 0.0
+        watching = asyncio.create_task(watch())
+        async with embedded() as server:
+            await server.restart(wipe=True)
+        watching.cancel()
+        if longest < 0.5:
+            return
+    pytest.fail(f"it was blocked each time, for {longest} s in the end")
 
 
 def test_it_is_tied_to_no_loop():
@@ -462,17 +468,20 @@ async def test_an_old_binary_on_the_path_gives_way_to_the_wheel(monkeypatch, tmp
 
 @posix
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("body", "message", "within"),
     [
-        ("echo hello", "does not look like a nats-server"),
-        ("exec sleep 60", "cannot be asked for its version"),
-        ('[ "$1" = --version ] && echo v2.12.0 && exit; echo "no luck" >&2; exit 3', "status 3; it said:\nno luck"),
-        ('[ "$1" = --version ] && echo v2.12.0 && exit; exec sleep 60', "did not answer"),
+        ("echo hello", "does not look like a nats-server", 30),
+        ("exec sleep 60", "cannot be asked for its version", 0.5),
+        ('[ "$1" = --version ] && echo v2.12.0 && exit; echo "no luck" >&2; exit 3', "status 3; it said:\nno luck", 30),
+        ('[ "$1" = --version ] && echo v2.12.0 && exit; exec sleep 60', "did not answer", 0.5),
     ],
 )
-async def test_something_else_under_that_name(tmp_path, body, message):
+async def test_something_else_under_that_name(tmp_path, body, message, within):
+    odd = script(tmp_path / "odd", body)
+    if "did not answer" in message:
+        await _version(str(odd), 30)  # which is asked once
     with pytest.raises(ServerUnavailable, match=message):
-        async with embedded(executable=script(tmp_path / "odd", body), startup_timeout=0.5):
+        async with embedded(executable=odd, startup_timeout=within):
             pass
 
 
@@ -583,14 +592,15 @@ async def test_the_parent_is_killed(before):
         process.kill()
         process.wait()
         assert gone(pid)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while folder.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not folder.exists()
 
 
 @posix
-async def test_the_parent_is_killed_and_its_folder_is_used_again(tmp_path):
+async def test_the_parent_is_killed_and_its_folder_is_used_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[embedded.__module__], "_LOCK_SECONDS", 60.0)
     async with parent(tmp_path) as (process, pid, folder):
         process.kill()
         process.wait()

@@ -71,6 +71,17 @@ async def guarded():
         yield server
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """Whoever waits for an answer that does not come waits for longer than any machine stands still."""
+    for name in ("fence._SHORTEST_TRY", "fence._LONGEST_TRY", "receipts._READ_PATIENCE"):
+        monkeypatch.setattr(f"natsreceipts.{name}", 9.0)
+
+
+SOON = 6.0
+"""Seconds: much less than that."""
+
+
 def as_user(server, name, **settings):
     return toolkit_of(server.url, "ns", user=name, password="pw", **{"provision": name == "all"} | settings)
 
@@ -84,13 +95,13 @@ async def timed(awaitable):
         return error, loop.time() - started
 
 
-async def test_writes_are_denied(guarded):
+async def test_writes_are_denied(guarded, patient):
     effect = Effect("wrong")
     async with as_user(guarded, "no_writes") as toolkit:
         run = toolkit.run("acme", "run-1")
         error, took = await timed(run.execute("send", ARGS, effect))
         assert isinstance(error, PermissionDenied)
-        assert took < 1.5
+        assert took < SOON
         assert error.key == run.key("send", ARGS)
         assert error.operation == "publish"
         assert error.subject == f"$KV.{BUCKET}.{error.key.kv_key}"
@@ -124,7 +135,7 @@ async def test_the_inbox_is_denied(guarded):
     assert caught.value.subject.startswith("_INBOX.")
 
 
-async def test_reads_are_denied(guarded):
+async def test_reads_are_denied(guarded, patient):
     """A replay may come from a direct get; whatever is not completed must be read from the leader."""
     async with as_user(guarded, "all") as toolkit:
         run = toolkit.run("acme", "run-1")
@@ -138,11 +149,11 @@ async def test_reads_are_denied(guarded):
         error, took = await timed(run.execute("send", ARGS, effect))
         assert isinstance(error, PermissionDenied)
         assert (error.subject, error.key) == (MSG_GET, run.key("send", ARGS))
-        assert took < 1.5
+        assert took < SOON
         error, took = await timed(toolkit.receipts.get(run.key("send", ARGS)))
         assert isinstance(error, PermissionDenied)
         assert error.key == run.key("send", ARGS)
-        assert took < 1.5
+        assert took < SOON
         answer, _ = await timed(run.execute("send", [1], effect))
         assert answer == "first" or isinstance(answer, PermissionDenied)
     assert effect.entered == 0
@@ -156,7 +167,7 @@ async def test_the_settings_are_denied(guarded):
     assert caught.value.subject == INFO
 
 
-async def test_direct_gets_are_denied(guarded):
+async def test_direct_gets_are_denied(guarded, patient):
     """A redelivery reads first, from any replica. Where it may not, the claim decides."""
     async with as_user(guarded, "no_direct") as toolkit:
         run = toolkit.run("acme", "run-1")
@@ -165,7 +176,7 @@ async def test_direct_gets_are_denied(guarded):
             for _ in range(2):
                 answer, took = await timed(run.execute("send", ARGS, effect))
                 assert answer == "done"
-                assert took < 1.5
+                assert took < SOON
         assert await run.execute("send", ARGS, effect) == "done"
         assert effect.entered == 1
 
@@ -173,7 +184,7 @@ async def test_direct_gets_are_denied(guarded):
 async def test_hints_are_denied(guarded):
     """A hint is a help and not the truth: without it a waiter still finds out."""
     effect = Effect("mine", hold=True)
-    async with as_user(guarded, "all", lease=0.9) as toolkit, as_user(guarded, "no_hints") as other:
+    async with as_user(guarded, "all", lease=3) as toolkit, as_user(guarded, "no_hints") as other:
         task = asyncio.create_task(toolkit.run("acme", "run-1").execute("send", ARGS, effect))
         await effect.started.wait()
         with pytest.raises(CallInFlight):
@@ -203,7 +214,7 @@ async def test_a_wrong_password(guarded):
         async with connect(guarded.url, user="all", password="wrong", connect_timeout=1.0):
             raise AssertionError("connected")
     assert caught.value.__cause__ is not None
-    assert loop.time() - started < 3
+    assert loop.time() - started < 20
 
 
 async def test_writes_are_denied_halfway(guarded):
@@ -220,7 +231,7 @@ async def test_writes_are_denied_halfway(guarded):
         await guarded.restart()
         effect.go.set()
         with pytest.raises(NotRecorded) as caught:
-            await asyncio.wait_for(task, 15)
+            await asyncio.wait_for(task, 60)
         assert caught.value.result == "mine"
         assert isinstance(caught.value.__cause__, PermissionDenied)
 
@@ -244,7 +255,7 @@ async def test_a_hosts_client_that_may_not_write(host, monkeypatch):
         error, took = await timed(run.execute("send", ARGS, effect))
         assert isinstance(error, PermissionDenied | NotClaimed)
         assert error.key == run.key("send", ARGS)
-        assert took < 5
+        assert took < 30
         assert any(isinstance(cause, PermissionDenied) for cause in _causes(error))
     assert effect.entered == 0
 
@@ -268,7 +279,7 @@ async def test_a_hosts_client_that_may_not_read(guarded, host, monkeypatch):
         error, took = await timed(toolkit.run("acme", "run-1").execute("send", ARGS, effect))
         assert isinstance(error, PermissionDenied | NotClaimed)
         assert any(isinstance(cause, PermissionDenied) for cause in _causes(error))
-        assert took < 5
+        assert took < 30
     assert effect.entered == 0
 
 

@@ -260,7 +260,7 @@ async def watched(toolkit, **filters):
 
     task = asyncio.create_task(watch())
 
-    async def take(n, timeout=10):
+    async def take(n, timeout=30):
         async with asyncio.timeout(timeout):
             return [await seen.get() for _ in range(n)]
 
@@ -299,7 +299,9 @@ async def test_current_state_first_and_then_every_revision(toolkit, run, nc, nam
 
 
 async def test_a_watch_with_filters(toolkit):
+    await toolkit.run("acme", "before").execute("send", ARGS, Effect())
     async with watched(toolkit, tenant="acme", tool="send") as take:
+        await take(1)  # from here on it sees every revision
         for tenant in ("other", "acme"):
             for tool in ("pay", "send"):
                 await toolkit.run(tenant, "r").execute(tool, ARGS, Effect())
@@ -311,7 +313,9 @@ async def test_a_watch_with_filters(toolkit):
 
 
 async def test_a_burst_is_watched_whole(toolkit, run, nc, namespace):
+    await run.execute("send", ["before"], Effect())
     async with watched(toolkit) as take:
+        await take(1)  # from here on it sees every revision
         await asyncio.gather(*(run.execute("send", [n], Effect(n)) for n in range(700)))
         seen = await take(1400)
     assert [r.revision for r in seen] == sorted(r.revision for r in seen)
@@ -386,7 +390,9 @@ async def test_a_watch_that_is_left_early(toolkit, run, nc, namespace):
 
 
 async def test_two_watches(toolkit, run):
+    await run.execute("send", ["before"], Effect())
     async with watched(toolkit) as one, watched(toolkit) as other:
+        assert await one(1) == await other(1)  # from here on they see every revision
         await run.execute("send", [0], Effect(0))
         assert await one(2) == await other(2)
 

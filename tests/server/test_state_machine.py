@@ -36,14 +36,16 @@ UNIVERSES = 10
 WRITES = ("drop", "drop_answer", "cut_after_store", "duplicate")
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch):
-    """Give up while a test can see it."""
-    for module in ("guard", "attempts", "receipts"):
-        monkeypatch.setattr(f"natsreceipts.{module}.CLAIM_PATIENCE", 0.8)
-    monkeypatch.setattr("natsreceipts.guard._SETTLE_PATIENCE", 1.0)
-    monkeypatch.setattr("natsreceipts.guard._HURRIED", 0.5)
-    monkeypatch.setattr("natsreceipts.receipts._READ_PATIENCE", 0.5)
+@contextlib.contextmanager
+def impatience():
+    """Whoever gives up gives up while a test can see it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("guard", "attempts", "receipts"):
+            patch.setattr(f"natsreceipts.{module}.CLAIM_PATIENCE", 0.8)
+        patch.setattr("natsreceipts.guard._SETTLE_PATIENCE", 1.0)
+        patch.setattr("natsreceipts.guard._HURRIED", 0.5)
+        patch.setattr("natsreceipts.receipts._READ_PATIENCE", 0.5)
+        yield
 
 
 class Worker:
@@ -121,30 +123,37 @@ class Universe:
     def say(self, *what):
         self.done.append(" ".join(map(str, what)))
 
-    async def live(self, steps):
-        async with contextlib.AsyncExitStack() as stack:
-            self.nc = await stack.enter_async_context(client_of(self.server.url))
-            self.near = await stack.enter_async_context(
-                toolkit_of(self.server.url, self.namespace, lease=LEASE, history=1000)
+    async def begin(self, stack):
+        self.nc = await stack.enter_async_context(client_of(self.server.url))
+        self.near = await stack.enter_async_context(
+            toolkit_of(self.server.url, self.namespace, lease=LEASE, history=1000)
+        )
+        for n in range(3):
+            proxy = await stack.enter_async_context(FaultProxy("127.0.0.1", self.server.port))
+            toolkit = await stack.enter_async_context(
+                toolkit_of(proxy.url, self.namespace, lease=LEASE, worker=f"w{n}")
             )
-            for n in range(3):
-                proxy = await stack.enter_async_context(FaultProxy("127.0.0.1", self.server.port))
-                toolkit = await stack.enter_async_context(
-                    toolkit_of(proxy.url, self.namespace, lease=LEASE, worker=f"w{n}")
-                )
-                self.workers.append(Worker(f"w{n}", proxy, toolkit))
-            try:
-                for self.steps in range(steps):
-                    await self.act()
-                await self.calm()
-                await self.check()
-            except BaseException as error:
-                error.add_note(f"seed {self.seed}, effects {self.effects}:\n  " + "\n  ".join(self.done))
-                raise
-            finally:
-                await self.calm()
-                for bucket in (f"KV_{bucket_of(self.namespace)}", f"OBJ_{self.namespace}-receipt-payloads"):
-                    await self.nc.jetstream().delete_stream(bucket)
+            self.workers.append(Worker(f"w{n}", proxy, toolkit))
+        stack.push_async_callback(self.end)
+
+    async def end(self):
+        await self.calm()
+        for bucket in (f"KV_{bucket_of(self.namespace)}", f"OBJ_{self.namespace}-receipt-payloads"):
+            await self.nc.jetstream().delete_stream(bucket)
+
+    @contextlib.contextmanager
+    def telling(self):
+        try:
+            yield
+        except BaseException as error:
+            error.add_note(f"seed {self.seed}, effects {self.effects}:\n  " + "\n  ".join(self.done))
+            raise
+
+    async def live(self, steps):
+        with self.telling():
+            for self.steps in range(steps):
+                await self.act()
+            await self.calm()
 
     # What may happen
 
@@ -267,12 +276,16 @@ class Universe:
             made.go.set()
         tasks = [made.task for made in self.made] + [mine["task"] for mine in self.resolves]
         if tasks:
-            async with asyncio.timeout(25):
+            async with asyncio.timeout(60):
                 await asyncio.wait(tasks)
 
     # What must be true of it
 
     async def check(self):
+        with self.telling():
+            await self.check_all()
+
+    async def check_all(self):
         given_up = {token for worker in self.workers for token in worker.toolkit._attempts._given_up}
         finals = {}
         for name in sorted(self.names):
@@ -373,11 +386,19 @@ class Universe:
 
 async def many(server, namespace, seeds, steps=STEPS):
     universes = [Universe(seed, server, f"{namespace}u{n}") for n, seed in enumerate(seeds)]
-    outcomes = await asyncio.gather(*(universe.live(steps) for universe in universes), return_exceptions=True)
-    for outcome in outcomes:
+    async with contextlib.AsyncExitStack() as stack:
+        for universe in universes:
+            await universe.begin(stack)
+        with impatience():
+            await together(universe.live(steps) for universe in universes)
+        await together(universe.check() for universe in universes)
+    return universes
+
+
+async def together(work):
+    for outcome in await asyncio.gather(*work, return_exceptions=True):
         if outcome is not None:
             raise outcome
-    return universes
 
 
 @pytest.mark.parametrize("batch", range(3))

@@ -58,7 +58,7 @@ class Calls(RuleBasedStateMachine):
         self.results = {}
 
     def do(self, work):
-        return self.loop.run_until_complete(asyncio.wait_for(work, 20))
+        return self.loop.run_until_complete(asyncio.wait_for(work, 60))
 
     @initialize()
     def begin(self):

@@ -21,7 +21,11 @@ from natsreceipts import (
 )
 
 ARGS = {"to": "a@b.c"}
-SHORT = 0.9
+SHORT = 0.3
+"""Seconds that a lost answer is waited for."""
+
+BEATING = 3.0
+"""Seconds: a lease of which heartbeats come soon."""
 
 
 class Log:
@@ -116,7 +120,7 @@ import asyncio, sys
 from natsreceipts import connect
 
 async def main():
-    async with connect(sys.argv[1], namespace=sys.argv[2], lease=0.9) as toolkit:
+    async with connect(sys.argv[1], namespace=sys.argv[2], lease=2.0) as toolkit:
         run = toolkit.run("acme", "run-1", effect="resumable")
         async def body(call):
             for name in ("one", "two", "three"):
@@ -138,7 +142,7 @@ async def test_a_worker_that_is_killed_between_steps(server, namespace, bucket, 
         cwd=Path(__file__).parents[2],
     )
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for name in ("one", "two")[:steps]:
                 assert await process.stdout.readline() == f"ran {name}\n".encode()
                 assert await process.stdout.readline() == f"after {name}\n".encode()
@@ -426,8 +430,9 @@ async def test_fences_that_land_between_steps_are_kept(run, key, log, nc, namesp
 
 
 @pytest.fixture
-async def far(proxy, namespace, bucket):
-    async with toolkit_of(proxy.url, namespace, lease=SHORT) as toolkit:
+async def far(proxy, namespace, bucket, monkeypatch):
+    monkeypatch.setattr("natsreceipts.fence._SHORTEST_TRY", SHORT)
+    async with toolkit_of(proxy.url, namespace) as toolkit:
         yield toolkit.run("acme", "run-1", effect="resumable")
 
 
@@ -463,7 +468,7 @@ async def test_a_step_that_cannot_be_written(far, proxy, key, log, nc, namespace
         await call.step("a", log.of("a"))
 
     with pytest.raises((NotRecorded, LeaseLost)) as caught:
-        await far.execute("send", ARGS, body)
+        await far.execute("send", ARGS, body, lease=0.9)
     assert caught.value.__cause__ is not None
     assert "steps" not in await stored(nc, namespace, key)
 
@@ -486,7 +491,7 @@ async def test_a_heartbeat_that_lands_in_between(far, proxy, key, log, nc, names
     async def more(n):
         return len(await revisions(nc, namespace, key)) >= n
 
-    assert await far.execute("send", ARGS, body) == "done"
+    assert await far.execute("send", ARGS, body, lease=BEATING) == "done"
     assert list((await stored(nc, namespace, key))["steps"]) == ["a", "b", "c"]
     assert log.ran == ["a", "b", "c"]
 
@@ -507,7 +512,7 @@ async def test_heartbeats_during_a_long_step(far, key, log, nc, namespace):
         await call.step("a", log.of("a"))
         return await call.step("slow", slow)
 
-    assert await far.execute("send", ARGS, body) == "slow"
+    assert await far.execute("send", ARGS, body, lease=BEATING) == "slow"
     record = await stored(nc, namespace, key)
     assert (list(record["steps"]), record["attempts"]) == (["a", "slow"], 1)
 
@@ -630,7 +635,7 @@ async def test_a_step_that_steps(run, log):
 
         return await call.step("outer", outer)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await run.execute("send", ARGS, body) == ["output of inner", "outer"]
 
 

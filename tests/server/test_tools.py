@@ -340,7 +340,7 @@ async def test_a_sync_tool_that_is_cancelled(run, toolkit, kind, status):
     @tool(effect=kind)
     def work():
         started.set()
-        go.wait(10)
+        go.wait(60)
         ended.set()
         return "in the end"
 
