@@ -93,13 +93,18 @@ async def work() -> None:
         session = toolkit.sessions.open("acme", FOLDER.name)
         await wake(session)
         async with toolkit.run("acme", FOLDER.name, lease=LEASE):
-            while calls := await ask_model(session):
-                for call in calls:
-                    may_be_killed(f"{call['name']}:before")
-                    value = await TOOLS[call["name"]](**call["arguments"])
-                    say(f"{call['name']}: {value}")
-                    may_be_killed(f"{call['name']}:after")
-                    await session.append(natsreceipts.tool_result_message(call["id"], call["name"], value))
+            while True:
+                message = model((await session.context()).messages)
+                await session.append(message)
+                say(f"the model {summary(message)}")
+                for call in session.calls_in(message):
+                    may_be_killed(f"{call.name}:before")
+                    value = await TOOLS[call.name](**(call.arguments or {}))
+                    say(f"{call.name}: {value}")
+                    may_be_killed(f"{call.name}:after")
+                    await session.append_result(call.id, value)
+                if not session.calls_in(message):
+                    return
 
 
 async def wake(session: natsreceipts.SessionLog) -> None:
@@ -117,17 +122,10 @@ async def wake(session: natsreceipts.SessionLog) -> None:
         say("wake: no call is without a result")
 
 
-async def ask_model(session: natsreceipts.SessionLog) -> list[dict[str, Any]]:
-    message = model((await session.context()).messages)
-    await session.append(message)
-    say(f"the model {summary(message)}")
-    return calls_in(message)
-
-
 def model(messages: list[dict[str, Any]]) -> dict[str, Any]:
     """Stands for a chat API: it knows what it reads, and issues a call again where it reads that it may."""
     results = {each["toolName"]: each["content"][0]["text"] for each in messages if each["role"] == "toolResult"}
-    number = sum(len(calls_in(each)) for each in messages)
+    number = sum(len(natsreceipts.tool_calls_of(each)) for each in messages)
     for line in PLAN:
         wanted = [(t, a) for t, a in line if t not in results or any(words in results[t] for words in MAY_REPEAT)]
         if wanted:
@@ -141,13 +139,9 @@ def model(messages: list[dict[str, Any]]) -> dict[str, Any]:
     return {"role": "assistant", "content": [{"type": "text", "text": text}]}
 
 
-def calls_in(message: dict[str, Any]) -> list[dict[str, Any]]:
-    return [each for each in message["content"] if message["role"] == "assistant" and each["type"] == "toolCall"]
-
-
 def summary(message: dict[str, Any]) -> str:
-    if calls := calls_in(message):
-        return f"calls {', '.join(call['name'] for call in calls)}"
+    if calls := natsreceipts.tool_calls_of(message):
+        return f"calls {', '.join(call.name for call in calls)}"
     text = message["content"] if message["role"] == "user" else message["content"][0]["text"]
     return f"says: {text}" if message["role"] != "toolResult" else f"{message['toolName']}: {text}"
 

@@ -175,7 +175,14 @@ async def sessions(session: SessionLog, run: Run) -> None:
     message: dict[str, Any] = {"role": "user", "content": "Hello."}
     entry = await session.append(message, run=run)
     assert_type(entry, SessionEntry)
-    assert_type(await session.append(message, run="run-1"), SessionEntry)
+    assert_type(await session.append(message, run="run-1", entry_id="job-1"), SessionEntry)
+    for call in session.calls_in(message):
+        assert_type(call.id, str)
+        assert_type(call.name, str)
+        assert_type(call.arguments, dict[str, Any] | None)
+        assert_type(await session.append_result(call.id, {"any": b"value"}, is_error=True), SessionEntry)
+    for call in natsreceipts.tool_calls_of(message, dialect="anthropic"):
+        assert_type(call.name, str)
     assert_type(entry.seq, int)
     assert_type(entry.parent_id, str | None)
     assert_type(entry.run, str | None)
@@ -276,9 +283,7 @@ def errors(error: NatsReceiptsError) -> None:
             assert_type(error.calls, tuple[str, ...])
         case SessionConflict():
             assert_type(error.session, str)
-            for entry in error.missed:
-                seen: SessionEntry = entry
-                assert_type(seen.seq, int)
+            assert_type(error.missed, tuple[SessionEntry, ...])
         case CallWithdrawn():
             assert_type(error.key, ReceiptKey | str)
         case LeaseLost() | NotRecorded():
