@@ -10,6 +10,7 @@ Guard a tool's call, and a retry of it, in this process or another, gets the fir
 from __future__ import annotations
 
 from natsreceipts.decision import Effect, Landed, NotLanded, Unknown
+from natsreceipts.dialects.base import ToolCall
 from natsreceipts.embedded import EmbeddedServer, embedded
 from natsreceipts.entries import SessionEntry
 from natsreceipts.errors import (
@@ -134,6 +135,7 @@ __all__ = [
     "StaleRevision",
     "StepRepeated",
     "Tool",
+    "ToolCall",
     "Toolkit",
     "Unknown",
     "Unreachable",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Mapping
 
-    from natsreceipts.dialects.base import Call, Message
+    from natsreceipts.dialects.base import Message, ToolCall
     from natsreceipts.wire import CloseInfo, EntryKind, ReceiptSaid
 
 __all__ = ["Branch", "CallSite", "SessionEntry", "ambient_entry", "branch_of", "extended", "remember_entry"]
@@ -79,7 +79,7 @@ class SessionEntry:
 class CallSite(NamedTuple):
     """A tool call at the latest place where its id is called."""
 
-    call: Call
+    call: ToolCall
     entry: SessionEntry
     """The entry with the call."""
     released: SessionEntry | None

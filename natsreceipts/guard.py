@@ -12,14 +12,11 @@ import logging
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
-import pydantic
-
-from natsreceipts.attempt import Attempt, Blocked, Ending, Lost, Resolution
-from natsreceipts.attempts import CLAIM_PATIENCE, Attempts
+from natsreceipts.attempt import Attempt, Ending, Lost
 from natsreceipts.background import Gate, Pulse, Stragglers, all_done, see_through
-from natsreceipts.decision import Effect, Landed, NotLanded, Replay, Unknown, Verdict, Wait
+from natsreceipts.decision import Effect, Landed, NotLanded, Unknown, Verdict
+from natsreceipts.entering import Entering
 from natsreceipts.errors import (
-    AmbiguousCall,
     CallInFlight,
     CallTimedOut,
     CorruptRecord,
@@ -34,27 +31,27 @@ from natsreceipts.errors import (
     ReceiptErased,
     ReceiptError,
     ResultNotSet,
-    ResultTypeMismatch,
     StepRepeated,
     Unreachable,
     UnsupportedRecord,
     with_key,
 )
 from natsreceipts.fence import InDoubt, NotWritten
-from natsreceipts.options import CallOptions, adapter_of, takes_argument
+from natsreceipts.options import CallOptions, takes_argument
 from natsreceipts.payload import NotEncodable
-from natsreceipts.seen import Seen, seen_of
-from natsreceipts.wire import Payload, Recorded, ResolvedBy, encode_payload, error_info, quick_result
+from natsreceipts.result_types import encoded, typed
+from natsreceipts.wire import Payload, Recorded, encode_payload, error_info
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import TracebackType
 
     from natsreceipts._jetstream import Entry
+    from natsreceipts.attempts import Attempts
     from natsreceipts.entries import SessionEntry
     from natsreceipts.identity import ReceiptKey
 
-__all__ = ["Call", "inside", "mark_left", "recorded"]
+__all__ = ["Call", "inside", "mark_left"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -78,34 +75,6 @@ _entered: ContextVar[_Bodies | None] = ContextVar("natsreceipts_entered", defaul
 """The calls in whose bodies the code runs, from the innermost out."""
 
 _T = TypeVar("_T")
-
-
-async def recorded(store: Attempts, key: ReceiptKey, options: CallOptions, entry: Entry) -> tuple[bool, Any]:
-    """Whether an entry holds the call's result, and that result: a replay without a claim.
-
-    Raises CorruptRecord, UnsupportedRecord, PayloadMissing, ResultTypeMismatch, Unreachable.
-    """
-    if options.effect is Effect.READ or entry.erased:
-        return False, None
-    quick = quick_result(key, entry.revision, entry.value)
-    if quick is not None:
-        return True, _typed(key, options, quick.result)
-    try:
-        seen = seen_of(store.bucket.name, key, entry)
-    except (CorruptRecord, UnsupportedRecord):
-        return False, None  # it may have been mended since: the leader's word counts
-    if seen.record.status != "completed":
-        return False, None
-    return True, _typed(key, options, await store.load(seen, seen.record.result))
-
-
-def _typed(key: ReceiptKey, options: CallOptions, value: Any) -> Any:
-    if options.result_type is None:
-        return value
-    try:
-        return adapter_of(options.result_type).validate_python(value)
-    except pydantic.ValidationError as error:
-        raise ResultTypeMismatch(key, str(error), result=value) from error
 
 
 def mark_left(error: BaseException, outside: _Bodies | None = None) -> None:
@@ -388,7 +357,7 @@ class Call:
             if inside(self.key):
                 raise CallInFlight(self.key, retry_after=0.0, reason="this call is made inside its own body")
             try:
-                await self._claim()
+                found = await self._entering().claim()
             except BaseException as error:
                 if self._attempt.in_flight is not None or self._attempt.holds:
                     pace = self._store.pace(self._options.lease, patience=_HURRIED)
@@ -399,6 +368,8 @@ class Call:
                 if isinstance(error, NatsReceiptsError) and not isinstance(error, ReceiptError):
                     raise with_key(error, self.key)  # noqa: B904 - it is the same error
                 raise
+            if found is not None:
+                self._take(found)
         self._open()
         return self
 
@@ -417,137 +388,21 @@ class Call:
         if self._options.timeout is not None:
             self._timer = asyncio.get_running_loop().call_later(self._options.timeout, self._time_out)
 
-    async def _claim(self) -> None:
-        store, attempt, lease = self._store, self._attempt, self._options.lease
-        wait_until = asyncio.get_running_loop().time() + self._options.wait
-        pace = store.pace(lease, patience=CLAIM_PATIENCE)
-        if store.unfinished:
-            await store.finish(attempt.kv_key, pace)
-        seen = None
-        if self._read_first or self._known is not None:
-            seen = await self._first_look()
-            if isinstance(seen, Recorded):
-                self._take(seen)
-                return
-        while True:
-            blocked = await store.claim(attempt, seen, pace)
-            if blocked is None:
-                if self._in_time() or await self._licensed():
-                    return
-                seen = await store.look(attempt, pace)
-            elif isinstance(blocked, Recorded):
-                self._take(blocked)
-                return
-            elif isinstance(blocked.decision, Replay):
-                await self._replay(blocked.seen)
-                return
-            elif isinstance(blocked.decision, Wait):
-                seen = await self._wait(blocked, wait_until)
-            else:
-                seen = await self._condemn(blocked)
-            pace = store.pace(lease, patience=CLAIM_PATIENCE)
-
-    async def _first_look(self) -> Seen | Recorded | None:
-        """What is known of the receipt, or (in a redelivery) probably there to be read, before a claim.
-
-        A replay may come from any replica, since completed is final; anything else is read again from the leader.
-        """
-        pace = self._store.pace(self._options.lease, patience=CLAIM_PATIENCE)
-        entry = self._known or await self._store.peek(self.key, pace)
-        if entry is None:
-            return None
-        quick = quick_result(self.key, entry.revision, entry.value)
-        if quick is not None:
-            return quick
-        with contextlib.suppress(ReceiptErased, CorruptRecord, UnsupportedRecord):
-            seen = seen_of(self._store.bucket.name, self.key, entry)
-            if seen.record.status == "completed":
-                return seen
-        return await self._store.look(self._attempt, pace)
-
-    async def _replay(self, seen: Seen) -> None:
-        result = await self._store.load(seen, seen.record.result)
-        self._take(Recorded(result, seen.record.attempts, seen.revision))
+    def _entering(self) -> Entering:
+        return Entering(
+            self._store,
+            self._attempt,
+            self._options,
+            known=self._known,
+            read_first=self._read_first,
+            ask=self._verify,
+        )
 
     def _take(self, recorded: Recorded) -> None:
-        self._result = _typed(self.key, self._options, recorded.result)
+        self._result = typed(self.key, self._options, recorded.result)
         self._revision = recorded.revision
         self._number = recorded.attempts
         self.replayed = True
-
-    def _in_time(self) -> bool:
-        """Whether the claim's acknowledgement came less than a third of the lease after it was sent."""
-        attempt = self._attempt
-        now = asyncio.get_running_loop().time()
-        return attempt.running and not attempt.overshadowed and now - attempt.sent < self._options.lease / 3
-
-    async def _licensed(self) -> bool:
-        """Whether the body may be entered: the acknowledgement came in time, or a renewal's did.
-
-        False: the call was lost before the body was entered, so it is decided anew.
-        """
-        attempt, lease = self._attempt, self._options.lease
-        pace = self._store.pace(lease, patience=CLAIM_PATIENCE)
-        while not self._in_time():
-            if pace.over:
-                raise NotClaimed(self.key, "the server answers slower than a third of the lease")
-            try:
-                lost = await self._store.renew(attempt, pace, entering=True)
-            except (NotWritten, InDoubt) as failure:
-                raise NotClaimed(
-                    self.key, f"the claim stands, and its lease could not be renewed in time: {failure}"
-                ).because(failure.cause) from failure.cause
-            if lost is not None:
-                attempt.let_go()
-                return False
-        return True
-
-    async def _wait(self, blocked: Blocked, wait_until: float) -> Seen | None:
-        """Wait until the record moves or its lease ends; a subscription is the hint, a read the truth."""
-        store, attempt = self._store, self._attempt
-        loop = asyncio.get_running_loop()
-        if loop.time() >= wait_until:
-            raise CallInFlight(self.key, retry_after=blocked.expires_in)
-        held_lease = (blocked.seen.record.lease_ms or 0) / 1000
-        async with store.bucket.hints(attempt.kv_key) as hint:
-            while True:
-                pace = store.pace(self._options.lease, patience=CLAIM_PATIENCE)
-                seen = await store.look(attempt, pace)
-                if seen is None or seen.revision != blocked.seen.revision:
-                    return seen
-                expires_in = await store.expires_in(attempt, seen, pace)
-                if expires_in <= 0:
-                    return seen
-                left = wait_until - loop.time()
-                if left <= 0:
-                    raise CallInFlight(self.key, retry_after=expires_in)
-                await hint.wait(min(held_lease / 3, expires_in, left))
-
-    async def _condemn(self, blocked: Blocked) -> Seen | None:
-        """Raise AmbiguousCall, after the record says so and a verifier did not know; or return what to decide on."""
-        store, attempt = self._store, self._attempt
-        judged = await store.condemn(attempt, blocked)
-        if judged is not None:
-            verdict, cause = await self._verify()
-            if isinstance(verdict, Unknown):
-                error = judged.record.error
-                detail = f"{error.type}: {error.message}" if error else ""
-                if cause is not None:
-                    detail += f"; and verify= failed: {cause}"
-                raise AmbiguousCall(
-                    self.key,
-                    revision=judged.revision,
-                    attempts=judged.record.attempts,
-                    detail=detail,
-                ).because(cause) from cause
-            pace = store.pace(self._options.lease, patience=CLAIM_PATIENCE)
-            try:
-                await store.resolve(attempt, judged, self._resolution(verdict), pace)
-            except (NotWritten, InDoubt) as failure:
-                raise NotClaimed(self.key, f"what the verifier saw could not be recorded: {failure}").because(
-                    failure.cause
-                ) from failure.cause
-        return await store.look(attempt, store.pace(self._options.lease, patience=CLAIM_PATIENCE))
 
     async def _verify(self) -> tuple[Verdict, BaseException | None]:
         """What the verifier saw in the outside world. It is asked only after the ambiguous write was acknowledged."""
@@ -567,17 +422,6 @@ class Call:
             answer = type(verdict).__name__
             raise InvalidSetting(f"verify= answered with a {answer}: use Landed(result), NotLanded() or Unknown()")
         return verdict, None
-
-    def _resolution(self, verdict: Landed | NotLanded) -> Resolution:
-        name = getattr(self._options.verify, "__qualname__", type(self._options.verify).__name__)
-        by = ResolvedBy(by=f"verifier {name}", reason="it looked at the outside world")
-        if isinstance(verdict, NotLanded):
-            return Resolution(by)
-        try:
-            payload, _ = self._encoded(verdict.result)
-        except Exception as problem:
-            raise InvalidSetting(f"verify= answered with a result that cannot be recorded: {problem}") from problem
-        return Resolution(by, payload)
 
     # ------------------------------------------------------------------ while the body runs
 
@@ -681,22 +525,14 @@ class Call:
             await self._settle(Ending(self._unfinished_status(), error=error_info(missing)), patience=_SETTLE_PATIENCE)
             raise missing
         try:
-            payload, value = self._encoded(self._result)
+            payload, value = encoded(self._options, self._result)
         except Exception as problem:  # noqa: BLE001 - a model of the host's may fail in its own way
             await self._unstorable(problem)
         else:
             self._result = value
             await self._settle(Ending("completed", result=payload), patience=_SETTLE_PATIENCE)
             if self._options.result_type is not None and not self.replayed:
-                self._result = _typed(self.key, self._options, value)
-
-    def _encoded(self, result: object) -> tuple[bytes, Any]:
-        """The payload's JSON and the value as a replay would read it, before it is given its type."""
-        if self._options.result_type is not None:
-            result = adapter_of(self._options.result_type).dump_python(
-                result, by_alias=True, round_trip=True, warnings=False
-            )
-        return encode_payload(result)
+                self._result = typed(self.key, self._options, value)
 
     async def _unstorable(self, problem: Exception) -> None:
         """The effect happened and its result cannot be kept: say so in the receipt, and hand the result out."""
@@ -734,7 +570,7 @@ class Call:
             ending = Ending(status, error=error_info(problem, not_applied=spoke))
         else:
             try:
-                payload, self._result = self._encoded(thread.result())
+                payload, self._result = encoded(self._options, thread.result())
                 self._returned = True
                 ending = Ending("completed", result=payload)
             except Exception as unstorable:  # noqa: BLE001 - a model of the host's may fail in its own way
@@ -824,7 +660,9 @@ class Call:
         if not self._store.resolved_for(self._attempt, lost.seen):
             return False
         _log.warning("%s: %s; that result stands, and not what this attempt did", self.key.kv_key, lost)
-        await self._replay(lost.seen)
+        seen = lost.seen
+        result = await self._store.load(seen, seen.record.result)
+        self._take(Recorded(result, seen.record.attempts, seen.revision))
         return True
 
     async def _settle_in_hurry(self, ending: Ending) -> None:

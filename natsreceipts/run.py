@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast, overload
 
 from natsreceipts.background import Pulse, Stragglers, see_through
 from natsreceipts.decision import Effect
+from natsreceipts.entering import recorded
 from natsreceipts.entries import ambient_entry
 from natsreceipts.errors import CallInFlight, InvalidSetting, NatsReceiptsError, NoActiveRun, with_key
-from natsreceipts.guard import Call, inside, mark_left, recorded
+from natsreceipts.guard import Call, inside, mark_left
 from natsreceipts.identity import Digest, ReceiptKey, args_hash, key_token
 from natsreceipts.options import CallOptions, takes_argument
 from natsreceipts.wire import quick_result

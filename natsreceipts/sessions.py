@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from natsreceipts.attempt import Attempt
     from natsreceipts.attempts import Attempts
     from natsreceipts.decision import Effect
-    from natsreceipts.dialects.base import Call as ToolCall
-    from natsreceipts.dialects.base import Message
+    from natsreceipts.dialects.base import Message, ToolCall
     from natsreceipts.entries import SessionEntry
     from natsreceipts.fence import Pace
     from natsreceipts.identity import Digest

@@ -25,11 +25,11 @@ from natsreceipts.closes import CloseReason, InterruptedResult, interrupted_resu
 from natsreceipts.dialects import DIALECTS, dialect_named
 from natsreceipts.dialects.base import (
     Answer,
-    Call,
     ErrorKind,
     Malformed,
     Message,
     MessageView,
+    ToolCall,
     Turns,
 )
 from natsreceipts.errors import InvalidTranscript
@@ -126,7 +126,7 @@ class _Site:
     """One place where an id is called, and where its results are: (message, position in it)."""
 
     message_index: int
-    call: Call
+    call: ToolCall
     real: tuple[int, int] | None = None
     close: tuple[int, int] | None = None
 
@@ -210,7 +210,7 @@ def _by_index(found: OrphanToolCall | LeftOut) -> int:
 # ---------------------------------------------------------------- what is missing, and what stands in for it
 
 
-def tool_calls_of(message: Message, *, dialect: str = "neutral") -> list[Call]:
+def tool_calls_of(message: Message, *, dialect: str = "neutral") -> list[ToolCall]:
     """Return the calls of one message, each with ``.id``, ``.name`` and ``.arguments``.
 
     Arguments are None where they cannot be read as an object; nothing that follows from them is known then.
@@ -254,7 +254,7 @@ def interrupted_result_message(result: InterruptedResult, *, dialect: str = "neu
 
     Raises InvalidSetting for an unknown dialect.
     """
-    call = Call(result.tool_call_id, result.tool_name)
+    call = ToolCall(result.tool_call_id, result.tool_name)
     return dialect_named(dialect).mint(call, result.text, is_error=True, error_kind=ErrorKind(result.error_kind))
 
 
@@ -266,7 +266,7 @@ def tool_result_message(
     ``is_error`` marks the result of a call that failed, where the dialect has a mark for it. Raises InvalidSetting for
     an unknown dialect.
     """
-    return dialect_named(dialect).mint(Call(tool_call_id, tool_name), value, is_error=is_error)
+    return dialect_named(dialect).mint(ToolCall(tool_call_id, tool_name), value, is_error=is_error)
 
 
 def interruption_marker_message(*, tool_use_in_flight: bool, dialect: str = "neutral") -> Message:

@@ -15,12 +15,12 @@ from natsreceipts.dialects.base import (
     OWN_FIELD,
     Answer,
     BlockDialect,
-    Call,
     ErrorKind,
     Malformed,
     Message,
     MessageView,
     Result,
+    ToolCall,
     a_dict,
     a_list,
     an_id,
@@ -49,14 +49,14 @@ class Anthropic(BlockDialect):
         content = message.get("content")
         if isinstance(content, str):
             return OTHER
-        calls: list[Call] = []
+        calls: list[ToolCall] = []
         results: list[Result] = []
         for item in a_list(content, "content"):
             block = a_dict(item, "a block of its content")
             kind = block.get("type")
             if kind == "tool_use":
                 name = an_id(block.get("name"), "the name of a tool_use")
-                calls.append(Call(an_id(block.get("id"), "the id of a tool_use"), name, block.get("input")))
+                calls.append(ToolCall(an_id(block.get("id"), "the id of a tool_use"), name, block.get("input")))
             elif kind == "tool_result":
                 call_id = an_id(block.get("tool_use_id"), "the tool_use_id of a tool_result")
                 results.append(Result(call_id, "", own_error_kind(block)))
@@ -66,7 +66,7 @@ class Anthropic(BlockDialect):
             raise Malformed(f"a tool_result in a message of the {role}")
         return MessageView(tuple(calls), tuple(results)) if calls or results else OTHER
 
-    def mint(self, call: Call, value: object, *, is_error: bool, error_kind: ErrorKind | None = None) -> Message:
+    def mint(self, call: ToolCall, value: object, *, is_error: bool, error_kind: ErrorKind | None = None) -> Message:
         """Make a message with the result of a call."""
         block: Message = {"type": "tool_result", "tool_use_id": call.id, "content": text_of(value)}
         if is_error:

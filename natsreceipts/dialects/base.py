@@ -22,13 +22,13 @@ __all__ = [
     "OWN_FIELD",
     "Answer",
     "BlockDialect",
-    "Call",
     "Dialect",
     "ErrorKind",
     "Malformed",
     "Message",
     "MessageView",
     "Result",
+    "ToolCall",
     "Turns",
     "a_dict",
     "a_list",
@@ -56,7 +56,7 @@ class Malformed(ValueError):
     """A message is not what the dialect says, and why; the index is added by whoever walks the list."""
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """A tool call in a message."""
 
     id: str
@@ -90,7 +90,7 @@ class Result(NamedTuple):
 class MessageView(NamedTuple):
     """The neutral view of one message: what it calls, and what it answers, in order."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
     results: tuple[Result, ...]
 
 
@@ -133,7 +133,7 @@ class Dialect(ABC):
         """Read a message. Raises `Malformed`, or whatever a hostile value raises."""
 
     @abstractmethod
-    def mint(self, call: Call, value: object, *, is_error: bool, error_kind: ErrorKind | None = None) -> Message:
+    def mint(self, call: ToolCall, value: object, *, is_error: bool, error_kind: ErrorKind | None = None) -> Message:
         """Make the message with the result of a call: any value, or a text. ``error_kind`` makes it a close."""
 
     def user_message(self, text: str) -> Message:

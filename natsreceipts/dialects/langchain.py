@@ -14,13 +14,13 @@ from natsreceipts.dialects.base import (
     OTHER,
     OWN_FIELD,
     Answer,
-    Call,
     Dialect,
     ErrorKind,
     Malformed,
     Message,
     MessageView,
     Result,
+    ToolCall,
     a_dict,
     a_list,
     an_id,
@@ -66,7 +66,7 @@ class LangChain(Dialect):
             raise Malformed(f"it has the type {kind!r}")
         return OTHER
 
-    def mint(self, call: Call, value: object, *, is_error: bool, error_kind: ErrorKind | None = None) -> Message:
+    def mint(self, call: ToolCall, value: object, *, is_error: bool, error_kind: ErrorKind | None = None) -> Message:
         """Make the message with the result of a call."""
         data: Message = {
             "content": text_of(value),
@@ -149,14 +149,14 @@ def _calls(data: Message) -> list[Any]:
     return a_list(a_dict(extra, "additional_kwargs").get("tool_calls") or [], "additional_kwargs") if extra else []
 
 
-def _call(item: object) -> Call:
+def _call(item: object) -> ToolCall:
     call = a_dict(item, "a tool call")
     name, arguments = call.get("name"), call.get("args")
     if name is None and "function" in call:
         function = a_dict(call["function"], "the function of a tool call")
         name, arguments = function.get("name"), function.get("arguments")
     # The text of an invalid call may not even have had a name.
-    return Call(an_id(call.get("id"), "the id of a tool call"), name if type(name) is str else "", arguments)
+    return ToolCall(an_id(call.get("id"), "the id of a tool call"), name if type(name) is str else "", arguments)
 
 
 def _with(item: object, field: str, rename: Callable[[object], object]) -> object:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, cast
 from natsreceipts.dialects.base import (
     OTHER,
     Answer,
-    Call,
     Dialect,
     ErrorKind,
     Malformed,
     Message,
     MessageView,
     Result,
+    ToolCall,
     a_dict,
     a_list,
     an_id,
@@ -53,7 +53,7 @@ class Neutral(Dialect):
         if content is None or isinstance(content, str):
             return OTHER
         calls = tuple(
-            Call(
+            ToolCall(
                 an_id(block.get("id"), "the id of a toolCall"),
                 an_id(block.get("name"), "the name of a toolCall"),
                 block.get("arguments"),
@@ -67,7 +67,7 @@ class Neutral(Dialect):
         """Return the error kind of a result: all that it takes is in its details, which are a tool's own otherwise."""
         return [error_kind_in(a_dict(message, "it").get("details"))]
 
-    def mint(self, call: Call, value: object, *, is_error: bool, error_kind: ErrorKind | None = None) -> Message:
+    def mint(self, call: ToolCall, value: object, *, is_error: bool, error_kind: ErrorKind | None = None) -> Message:
         """Make the message with the result of a call."""
         message: Message = {
             "role": "toolResult",

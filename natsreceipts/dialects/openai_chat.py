@@ -13,13 +13,13 @@ from natsreceipts.dialects.base import (
     OTHER,
     OWN_FIELD,
     Answer,
-    Call,
     Dialect,
     ErrorKind,
     Malformed,
     Message,
     MessageView,
     Result,
+    ToolCall,
     a_dict,
     a_list,
     an_id,
@@ -57,7 +57,7 @@ class OpenAIChat(Dialect):
             return OTHER
         return MessageView(tuple(map(_call, a_list(tool_calls, "tool_calls"))), ())
 
-    def mint(self, call: Call, value: object, *, is_error: bool, error_kind: ErrorKind | None = None) -> Message:
+    def mint(self, call: ToolCall, value: object, *, is_error: bool, error_kind: ErrorKind | None = None) -> Message:
         """Make the message with the result of a call."""
         del is_error
         message: Message = {"role": "tool", "tool_call_id": call.id, "content": text_of(value)}
@@ -77,13 +77,13 @@ class OpenAIChat(Dialect):
         return {**message, "tool_calls": [{**call, "id": new} for call, new in zip(calls, ids, strict=True)]}
 
 
-def _call(item: object) -> Call:
+def _call(item: object) -> ToolCall:
     call = a_dict(item, "a tool call")
     # Beside {"type": "function", "function": {"name", "arguments"}} there is {"type": "custom", "custom": {"name",
     # "input"}}, whose input is free text: in a tuple it is no object, even where it reads as one.
     custom = call.get("type") == "custom"
     called = a_dict(call.get("custom" if custom else "function"), "the function of a tool call")
-    return Call(
+    return ToolCall(
         an_id(call.get("id"), "the id of a tool call"),
         an_id(called.get("name"), "the name of a tool call"),
         (called.get("input"),) if custom else called.get("arguments"),

@@ -17,13 +17,13 @@ from natsreceipts.dialects.base import (
     OTHER,
     OWN_FIELD,
     Answer,
-    Call,
     Dialect,
     ErrorKind,
     Malformed,
     Message,
     MessageView,
     Result,
+    ToolCall,
     Turns,
     a_dict,
     an_id,
@@ -61,12 +61,12 @@ class OpenAIResponses(Dialect):
             # A custom tool's input is free text: in a tuple it is no object, even where it reads as one.
             raw = message.get("arguments") if kind == "function_call" else (message.get("input"),)
             name = an_id(message.get("name"), "the name of the call")
-            return MessageView((Call(an_id(message.get("call_id"), "call_id"), name, raw),), ())
+            return MessageView((ToolCall(an_id(message.get("call_id"), "call_id"), name, raw),), ())
         if kind in _OUTPUTS:
             return MessageView((), (Result(an_id(message.get("call_id"), "call_id"), "", own_error_kind(message)),))
         return OTHER
 
-    def mint(self, call: Call, value: object, *, is_error: bool, error_kind: ErrorKind | None = None) -> Message:
+    def mint(self, call: ToolCall, value: object, *, is_error: bool, error_kind: ErrorKind | None = None) -> Message:
         """Make the item with the result of a call."""
         del is_error
         item: Message = {"type": "function_call_output", "call_id": call.id, "output": text_of(value)}

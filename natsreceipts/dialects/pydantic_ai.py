@@ -17,12 +17,12 @@ from natsreceipts.dialects.base import (
     OWN_FIELD,
     Answer,
     BlockDialect,
-    Call,
     ErrorKind,
     Malformed,
     Message,
     MessageView,
     Result,
+    ToolCall,
     a_dict,
     a_list,
     an_id,
@@ -48,14 +48,14 @@ class PydanticAI(BlockDialect):
         kind = a_dict(message, "it").get("kind")
         if kind not in ("request", "response"):
             raise Malformed(f"it has the kind {kind!r}")
-        calls: list[Call] = []
+        calls: list[ToolCall] = []
         results: list[Result] = []
         for item in a_list(message.get("parts"), "parts"):
             part = a_dict(item, "a part")
             if part.get("part_kind") == "tool-call":
                 name = an_id(part.get("tool_name"), "the tool_name of a call")
                 call_id = an_id(part.get("tool_call_id"), "the tool_call_id of a call")
-                calls.append(Call(call_id, name, part.get("args")))
+                calls.append(ToolCall(call_id, name, part.get("args")))
             elif self.is_result(part):
                 name = an_id(part.get("tool_name"), "the tool_name of a result")
                 call_id = an_id(part.get("tool_call_id"), "the tool_call_id of a result")
@@ -66,7 +66,7 @@ class PydanticAI(BlockDialect):
             raise Malformed("a result in a response")
         return MessageView(tuple(calls), tuple(results)) if calls or results else OTHER
 
-    def mint(self, call: Call, value: object, *, is_error: bool, error_kind: ErrorKind | None = None) -> Message:
+    def mint(self, call: ToolCall, value: object, *, is_error: bool, error_kind: ErrorKind | None = None) -> Message:
         """Make a request with the result of a call; a value stays a value there, as far as JSON holds it."""
         part: Message = {
             "part_kind": "tool-return",

@@ -311,7 +311,7 @@ def impatience(monkeypatch):
     @contextlib.contextmanager
     def impatience():
         with monkeypatch.context() as patch:
-            patch.setattr("natsreceipts.guard.CLAIM_PATIENCE", 1.0)
+            patch.setattr("natsreceipts.entering.CLAIM_PATIENCE", 1.0)
             patch.setattr("natsreceipts.guard._SETTLE_PATIENCE", 1.5)
             yield
 
@@ -673,7 +673,7 @@ async def test_not_claimed_stays_not_claimed_when_its_clean_up_takes_too_long(pr
             renewals = proxy.drop(is_write(namespace, "heartbeat"), count=None)
             failed = proxy.drop(is_write(namespace, "failed"), count=None)
             with pytest.raises(NotClaimed), monkeypatch.context() as patch:
-                patch.setattr("natsreceipts.guard.CLAIM_PATIENCE", 0.6)
+                patch.setattr("natsreceipts.entering.CLAIM_PATIENCE", 0.6)
                 async with run.call("send", [n]):
                     pass
             for rule in (lost, renewals, failed):

@@ -40,7 +40,7 @@ WRITES = ("drop", "drop_answer", "cut_after_store", "duplicate")
 def impatience():
     """Whoever gives up gives up while a test can see it."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("guard", "attempts", "receipts"):
+        for module in ("entering", "attempts", "receipts"):
             patch.setattr(f"natsreceipts.{module}.CLAIM_PATIENCE", 0.8)
         patch.setattr("natsreceipts.guard._SETTLE_PATIENCE", 1.0)
         patch.setattr("natsreceipts.guard._HURRIED", 0.5)
