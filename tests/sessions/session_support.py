@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
 
@@ -159,3 +160,47 @@ class Desk:
 
     def quiet(self):
         return nothing_written(self.nc, self.namespace)
+
+
+class Steps:
+    """Awaits a coroutine and counts where it is suspended; at the ``at``-th suspension its task is cancelled."""
+
+    def __init__(self, coroutine, at):
+        self._coroutine = coroutine
+        self._at = at
+        self.count = 0
+
+    def __await__(self):
+        sent, thrown = None, None
+        while True:
+            try:
+                if thrown is None:
+                    waited_for = self._coroutine.send(sent)
+                else:
+                    error, thrown = thrown, None
+                    waited_for = self._coroutine.throw(error)
+            except StopIteration as end:
+                return end.value
+            self.count += 1
+            if self.count == self._at:
+                asyncio.current_task().cancel()
+            try:
+                sent = yield waited_for
+            except BaseException as error:  # handed on to the coroutine, as a task does
+                thrown = error
+
+
+async def cancelled_at(at, coroutine):
+    """Run a coroutine, cancelled at its ``at``-th await: whether it came so far."""
+    steps = Steps(coroutine, at)
+
+    async def drive():
+        return await steps
+
+    task = asyncio.create_task(drive())
+    try:
+        await task
+    except asyncio.CancelledError:
+        return True
+    assert steps.count < at, "the cancellation was swallowed"
+    return False

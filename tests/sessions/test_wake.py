@@ -975,3 +975,18 @@ async def test_a_real_result_that_the_worker_appends_after_the_close(desk, other
     assert len(found) == 1
     async with desk.quiet():
         assert (await waker.wakes("send")).recovered == ()
+
+
+@pytest.mark.xfail(strict=True, reason="08")
+async def test_a_result_that_is_deeply_nested(desk, other):
+    """Whatever wake writes can be read again."""
+    for depth in range(120, 201):
+        host = desk("pydantic-ai", session=f"chat-{depth}")
+        value = "x"
+        for _ in range(depth):
+            value = [value]
+        await host.asks(("t1", "send", {"depth": depth}))
+        await host.stands("send", {"depth": depth}, "completed", result={"json": value})
+        await host.wakes("send")
+        ((_, told),) = await host.at(other).context()
+        assert told == value or isinstance(told, str)
