@@ -42,6 +42,7 @@ from natsreceipts import (
     SessionLog,
     Sessions,
     SessionSummary,
+    ToolCall,
     Toolkit,
     Unreachable,
     UnsupportedRecord,
@@ -177,12 +178,12 @@ async def sessions(session: SessionLog, run: Run) -> None:
     assert_type(entry, SessionEntry)
     assert_type(await session.append(message, run="run-1", entry_id="job-1"), SessionEntry)
     for call in session.calls_in(message):
+        assert_type(call, ToolCall)
         assert_type(call.id, str)
         assert_type(call.name, str)
         assert_type(call.arguments, dict[str, Any] | None)
         assert_type(await session.append_result(call.id, {"any": b"value"}, is_error=True), SessionEntry)
-    for call in natsreceipts.tool_calls_of(message, dialect="anthropic"):
-        assert_type(call.name, str)
+    assert_type(natsreceipts.tool_calls_of(message, dialect="anthropic"), list[ToolCall])
     assert_type(entry.seq, int)
     assert_type(entry.parent_id, str | None)
     assert_type(entry.run, str | None)
