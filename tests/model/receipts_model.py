@@ -447,6 +447,9 @@ class Model:
             return "a failed record says notApplied while it is open whether an earlier attempt landed"
         if _stricter(last.effect, record.effect) != (record.effect or "read"):
             return "the effect became looser"
+        waker = self.specs[self._author(record)].kind == "waker"
+        if waker and record.effect != last.effect:
+            return "a waker wrote an effect that it only guessed"
         if record.attempts == last.attempts + 1:
             return self._illegal_claim(world, last, record)
         if record.attempts != last.attempts or record.token != last.token:
@@ -827,7 +830,7 @@ class Model:
         if record.status == "completed":
             yield "replays", self._with(world, i, self._rest(i, actor)), None
             return
-        if _refused(record, spec):
+        if _refused(record, spec) and not (self.mutant == "claims that name no entry pass" and not spec.entry):
             yield "withdrawn", self._with(world, i, self._rest(i, actor)), None
             return
         effect = _stricter(self._effect(i, actor), record.effect)
@@ -1013,20 +1016,29 @@ class Model:
             return
         effect = _stricter(spec.effects[0], record.effect)
         doubtful = effect == "opaque" and record.said != "notApplied"
+        closed = "closes without saying that it never ran", self._with(world, i, Actor.of(phase="end")), None
         match record.status:
             case "running" if not self._expired(world, record):
                 return
-            case "running" | "failed" if doubtful:
-                after = self._judge(world, i, actor, record, rev, record.effect)
+            case "running" if record.effect == "opaque" or (
+                doubtful and self.mutant == "a wake writes what it guesses"
+            ):
+                after = self._judge(world, i, actor, record, rev, effect)
                 yield f"judges revision {rev}", after, None
+            case "running" | "failed" if doubtful:
+                yield closed  # by the tool's effect as the waker knows it, of which nothing is written
             case "failed" | "withdrawn":
                 yield from self._fenced(world, i, actor, record, rev)
             case _:
-                yield "closes without saying that it never ran", self._with(world, i, Actor.of(phase="end")), None
+                yield closed
 
     def _fenced(self, world: World, i: int, actor: Actor, record: Record, rev: int) -> Iterator[Step]:
         spec = self.specs[i]
-        if _fence(record, spec.session) >= spec.entry or self.mutant == "wake without a fence":
+        stands = _fence(record, spec.session) >= spec.entry and self.mutant != "a fence goes down"
+        unfenced = self.mutant == "wake without a fence" or (
+            self.mutant == "an error is told without a fence" and record.status == "failed"
+        )
+        if stands or unfenced:
             yield from self._tell(world, i, actor, record)
             return
         fences = {**dict(record.fences), spec.session: spec.entry}

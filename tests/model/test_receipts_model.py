@@ -82,6 +82,15 @@ SMALL: dict[str, Model] = {
         worker("W2", entry=1, effects=SAME, sends=1, renewals=0, claims=2),
         waker(effects=SAME, sends=1),
     ),
+    "workers after an error was told, and a wake": Model(
+        worker(entry=1, endings=("notApplied",), sends=1, renewals=0, cancels=True),
+        worker("W2", entry=1, endings=("ok",), sends=1, renewals=0),
+        worker("W3", entry=3, after_wake=True, endings=("ok",), sends=1, renewals=0),
+        waker(sends=1),
+    ),
+    "an effect that became opaque for the waker": Model(
+        worker(entry=1, effects=SAME, endings=("ok", "error"), renewals=0, claims=2, times=2), waker(), crashes=1
+    ),
     "a worker that names no entry, and a wake": Model(worker(times=2), waker(), crashes=1, stale=True),
 }
 
@@ -147,6 +156,12 @@ MUTANTS: dict[str, Model] = {
     ),
     "fence forgets other sessions": Model(worker(entry=1), waker(), waker("L", session="t")),
     "wake without a fence": Model(worker(entry=1), waker()),
+    "a fence goes down": Model(worker(entry=1, endings=("ok",)), waker(entry=3), waker("L", entry=2)),
+    "an error is told without a fence": Model(
+        worker(entry=1, endings=("notApplied",)), worker("W2", entry=1, endings=("ok",)), waker()
+    ),
+    "claims that name no entry pass": Model(worker(endings=("ok",)), waker()),
+    "a wake writes what it guesses": Model(worker(entry=1, effects=SAME, endings=("ok",)), waker()),
     "creates over tombstones": Model(worker(endings=("ok",)), worker("W2"), Spec("E", kind="eraser")),
     "judge without compare-and-set": Model(worker(endings=("ok",)), worker("W2", endings=("ok",))),
     "message ids": Model(worker(endings=("ok",)), worker("W2", endings=("ok",))),
