@@ -121,9 +121,9 @@ class Stragglers:
     """What goes on after its call was left: threads, which nobody can cancel. A toolkit waits for them at its end."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
-    def adopt(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def adopt(self, work: Coroutine[Any, Any, object], name: str) -> None:
         """Run ``work`` to its end, whatever becomes of the call that it belongs to."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)

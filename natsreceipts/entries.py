@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from natsreceipts.errors import CorruptRecord
 from natsreceipts.identity import key_token
-from natsreceipts.transcript import tool_calls_of
+from natsreceipts.transcript import view_of
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -160,10 +160,13 @@ def _with(branch: Branch, entry: SessionEntry) -> Branch:
                 sites[call_id] = sites[call_id]._replace(released=entry)
         return branch._replace(suspended=suspended.difference(entry.tool_call_ids))
     branch.shown.append(entry)
-    if entry.kind == "message" and entry.close is None and entry.receipt is None:
-        for call in tool_calls_of(entry.body, dialect=entry.dialect):
-            suspended = suspended.difference((call.id,))  # what was on hold was an earlier call of that id
+    if entry.kind == "message" and entry.close is None:
+        view = view_of(entry.body, dialect=entry.dialect)
+        for call in view.calls:
             sites[call.id] = CallSite(call, entry, None)
+        if suspended:  # what was on hold was an earlier call of that id, or is answered now
+            answered = [result.id for result in view.results if result.error_kind is None]
+            suspended = suspended.difference([call.id for call in view.calls], answered)
     return branch._replace(suspended=suspended) if suspended is not branch.suspended else branch
 
 

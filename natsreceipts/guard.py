@@ -500,7 +500,8 @@ class Call:
             if error is None:
                 await self._succeeded()
             elif self._thread is not None and self._guarded:
-                await self._left_thread(self._thread, error, ours=ours)
+                if await self._left_thread(self._thread, error, ours=ours):
+                    return True
             elif ours:
                 return await self._interrupted(error)
             elif self._guarded:
@@ -546,22 +547,47 @@ class Call:
             again=status == "failed",
         ) from problem
 
-    async def _left_thread(self, thread: asyncio.Future[Any], error: BaseException, *, ours: bool) -> None:
-        """The body was cancelled over its thread. What the thread came to is written down, now or when it ends."""
+    async def _left_thread(self, thread: asyncio.Future[Any], error: BaseException, *, ours: bool) -> bool:
+        """The body was cancelled over its thread. What the thread came to is written down, now or when it ends.
+
+        True: the call has a result all the same.
+        """
         if thread.done():
-            await see_through(self._thread_ended(thread), within=None)
-            if ours and not self.replayed:
-                await self._interrupted(error, settle=False)
-            return
+            unrecorded = await see_through(self._thread_ended(thread), within=None)
+            return await self._told_thread(thread, error, unrecorded) if ours else False
         try:
             if ours:
-                await self._interrupted(error)
-            else:
-                await self._failed(error, spoke=False)
+                return await self._interrupted(error)
+            await self._failed(error, spoke=False)
+            return False
         finally:
             self._stragglers.adopt(self._thread_ended(thread), f"late end of {self.key.kv_key}")
 
-    async def _thread_ended(self, thread: asyncio.Future[Any]) -> None:
+    async def _told_thread(
+        self, thread: asyncio.Future[Any], error: BaseException, unrecorded: Lost | Exception | None
+    ) -> bool:
+        """Say what became of a call that was interrupted over its thread, which has ended since."""
+        value = self._result if self._returned else None
+        if isinstance(unrecorded, Lost):
+            if await self._replay_resolved(unrecorded):
+                return True
+            raise LeaseLost(self.key, str(unrecorded), result=value, has_result=self._returned) from error
+        if unrecorded is not None:
+            raise NotRecorded(
+                self.key, str(unrecorded), result=value, has_result=self._returned, kept=True
+            ) from unrecorded
+        problem = thread.exception()
+        if self._interrupted_by == "timeout":
+            spoke = problem is not None and self._said_not_applied(problem)
+            status = "completed" if self._returned else "failed" if spoke else self._unfinished_status()
+            raise CallTimedOut(self.key, timeout=self._options.timeout or 0.0, status=status) from error
+        if not self._returned:
+            raise problem if problem is not None else error
+        self._result = typed(self.key, self._options, value)
+        return True
+
+    async def _thread_ended(self, thread: asyncio.Future[Any]) -> Lost | Exception | None:
+        """Write down what a thread came to. None: it stands in the receipt; else as `_settle_in_hurry`."""
         await asyncio.wait([thread])
         problem = thread.exception()
         if problem is not None:
@@ -575,7 +601,7 @@ class Call:
                 ending = Ending("completed", result=payload)
             except Exception as unstorable:  # noqa: BLE001 - a model of the host's may fail in its own way
                 ending = Ending(self._unfinished_status(), error=error_info(unstorable))
-        await self._settle_in_hurry(ending)
+        return await self._settle_in_hurry(ending)
 
     def _said_not_applied(self, error: BaseException) -> bool:
         if not isinstance(error, (NotApplied, *self._options.not_applied)):
@@ -591,7 +617,7 @@ class Call:
                 body = body[1]
         return True
 
-    async def _interrupted(self, error: BaseException, *, settle: bool = True) -> bool:
+    async def _interrupted(self, error: BaseException) -> bool:
         """Settle, and say why the body was cancelled. True: there is a result all the same, a resolver's."""
         if isinstance(self._interrupted_by, Lost):
             if await self._replay_resolved(self._interrupted_by):
@@ -601,19 +627,20 @@ class Call:
             raise LeaseLost(self.key, "its receipt cannot be read any more") from self._interrupted_by
         if self._interrupted_by == "silence":
             try:
-                if settle:
-                    await self._settle(Ending("failed", error=error_info(error)), patience=_HURRIED)
+                await self._settle(Ending("failed", error=error_info(error)), patience=_HURRIED)
             except NotRecorded as unrecorded:
                 raise LeaseLost(
                     self.key, "NATS was silent for a whole lease, and the body was cancelled"
                 ) from unrecorded
+            if self.replayed:
+                return True
             raise LeaseLost(self.key, "NATS was silent for a whole lease, and the body was cancelled") from error
         status = self._unfinished_status() if self._guarded else "none (it is a read)"
-        if not settle and self._returned:
-            status = "completed"
         late = CallTimedOut(self.key, timeout=self._options.timeout or 0.0, status=status)
-        if self._guarded and settle:
+        if self._guarded:
             await self._settle(Ending(self._unfinished_status(), error=error_info(late)), patience=_SETTLE_PATIENCE)
+            if self.replayed:
+                return True
         raise late from error
 
     async def _failed(self, error: BaseException, *, spoke: bool) -> None:
@@ -665,8 +692,11 @@ class Call:
         self._take(Recorded(result, seen.record.attempts, seen.revision))
         return True
 
-    async def _settle_in_hurry(self, ending: Ending) -> None:
-        """Settle, or go on with a settle that a cancellation cut off. What cannot be finished is kept."""
+    async def _settle_in_hurry(self, ending: Ending) -> Lost | Exception | None:
+        """Settle, or go on with a settle that a cancellation cut off. What cannot be finished is kept.
+
+        None: it stands in the receipt. `Lost`: the call had moved on. Else why it is only kept.
+        """
         store, attempt = self._store, self._attempt
         value = self._result if self._returned else None
         try:
@@ -675,12 +705,13 @@ class Call:
         except (NotWritten, InDoubt, NatsReceiptsError) as failure:
             store.keep(attempt, ending, value)
             _log.warning("%s: cancelled, and its outcome could not be recorded: %s", self.key.kv_key, failure)
+            return failure
         except asyncio.CancelledError:
             store.keep(attempt, ending, value)
             raise
-        else:
-            if lost is not None:
-                _log.warning("%s: cancelled, and the call had moved on: %s", self.key.kv_key, lost)
+        if lost is not None:
+            _log.warning("%s: cancelled, and the call had moved on: %s", self.key.kv_key, lost)
+        return lost
 
 
 def _is_about_the_value(cause: Exception) -> bool:

@@ -13,7 +13,15 @@ from natsreceipts.background import Pulse, Stragglers, see_through
 from natsreceipts.decision import Effect
 from natsreceipts.entering import recorded
 from natsreceipts.entries import ambient_entry
-from natsreceipts.errors import CallInFlight, InvalidSetting, NatsReceiptsError, NoActiveRun, with_key
+from natsreceipts.errors import (
+    CallInFlight,
+    InvalidSetting,
+    NatsReceiptsError,
+    NoActiveRun,
+    NotClaimed,
+    Unreachable,
+    with_key,
+)
 from natsreceipts.guard import Call, inside, mark_left
 from natsreceipts.identity import Digest, ReceiptKey, args_hash, key_token
 from natsreceipts.options import CallOptions, takes_argument
@@ -331,7 +339,10 @@ class Run:
         if known is None and self._reads_first() and chosen.effect is not Effect.READ:
             known = await self._peek(key)
         if known is not None:
-            found, result = await recorded(self._store, key, chosen, known)
+            try:
+                found, result = await recorded(self._store, key, chosen, known)
+            except Unreachable as error:
+                raise NotClaimed(key, str(error)) from error
             if found:
                 return result
 

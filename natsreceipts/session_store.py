@@ -12,6 +12,7 @@ import datetime as dt
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+import pydantic
 from pydantic_core import from_json, to_json
 
 from natsreceipts.dialects import dialect_named
@@ -89,6 +90,11 @@ class SessionStore:
         return self._dialect or "neutral"
 
     @property
+    def knows_dialect(self) -> bool:
+        """Whether that is the session's dialect for sure."""
+        return self._dialect is not None or self._loaded
+
+    @property
     def loaded(self) -> bool:
         """Whether the session was read at all."""
         return self._loaded
@@ -102,7 +108,8 @@ class SessionStore:
         """Whether the server takes an entry with this message (and, as it may have one, a close)."""
         record = self._record("message", body, run=run, close=None, receipt=receipt)
         name = receipt.tool_call_id if receipt is not None else ""
-        return len(record.to_bytes()) + len(to_json(name)) <= self._room
+        value = record.to_bytes()
+        return len(value) + len(to_json(name)) <= self._room and _reads_back(value)
 
     @property
     def _room(self) -> int:
@@ -273,6 +280,8 @@ class SessionStore:
                 f"session {self.session} of {self.tenant}: an entry of {len(value):,} bytes is more than the server "
                 f"takes ({self._room:,}); nothing was appended. Keep large contents elsewhere, and a reference in it"
             )
+        if not _reads_back(value):
+            raise InvalidTranscript(self.dialect, 0, "it is nested too deeply to be read back")
         again = self._in_doubt is record
         self._in_doubt = record
         try:
@@ -281,7 +290,7 @@ class SessionStore:
                 self.key,
                 value,
                 expected=self._expected,
-                is_this_write=lambda entry: _id_in(entry) == record.id,
+                is_this_write=lambda entry: entry.value == value,
                 pace=pace,
                 doubt=again,
             )
@@ -306,10 +315,18 @@ class SessionStore:
         self._in_doubt = None
         if not missed:
             return await self._write(record, pace)
-        if record.id in self.entries:
+        if (there := self.entries.get(record.id)) is not None:  # another writer gave its entry the same name
             self._head = _LOST
-            return self.entries[record.id]
+            return self.same(there, record.body)
         raise self._conflict(missed)
+
+    def same(self, entry: SessionEntry, body: Message) -> SessionEntry:
+        """The entry, where it says what an append under its id is to say. Raises InvalidSetting."""
+        if entry.body != body:
+            raise InvalidSetting(
+                f"entry_id={entry.id!r} stands in session {self.session} of {self.tenant} already, with another message"
+            )
+        return entry
 
     async def _missed(self, pace: Pace) -> tuple[SessionEntry, ...]:
         """What came before a refused append; nothing where all that was read has expired meanwhile.
@@ -353,8 +370,8 @@ class SessionStore:
         entry = self.entries.get(entry_id) if entry_id is not None else None
         if entry is None:
             entry = await self.append("message", body, run=self._run_of(run), entry_id=entry_id)
-        elif entry.body != body:
-            raise InvalidSetting(f"entry_id={entry_id!r} stands in this session already, with another message")
+        else:
+            self.same(entry, body)
         if calls:
             remember_entry(entry)
         return entry
@@ -425,7 +442,7 @@ class SessionStore:
         if tool_calls_of(message, dialect=self.dialect):
             raise InvalidSetting("the message of a compaction cannot call tools: nobody would answer")
         branch = self.branch()
-        places = {entry.id: index for index, entry in enumerate(branch.shown)}
+        places = {entry.id: index for index, entry in enumerate(branch.shown) if entry.kind != "compaction"}
         kept = keep_from.id if isinstance(keep_from, SessionEntry) else keep_from
         if kept is not None and kept not in places:
             raise InvalidName("entry", kept, "it is no message of the active branch that is still shown")
@@ -457,12 +474,14 @@ def _same(one: EntryRecord, other: EntryRecord) -> bool:
     return one.model_copy(update={"id": other.id, "parent_id": other.parent_id}) == other
 
 
+def _reads_back(value: bytes) -> bool:
+    """Whether an entry can be read again: what is nested too deeply can be written, and never read."""
+    try:
+        EntryRecord.model_validate_json(value)
+    except pydantic.ValidationError:
+        return False
+    return True
+
+
 def _time_of(entry: Entry) -> dt.datetime:
     return dt.datetime.fromtimestamp(entry.time / 1e9, dt.UTC)
-
-
-def _id_in(entry: Entry) -> str | None:
-    try:
-        return from_json(entry.value)["id"]
-    except (ValueError, KeyError, TypeError):
-        return None

@@ -197,8 +197,11 @@ class SessionLog:
     def calls_in(self, message: Message) -> list[ToolCall]:
         """The tool calls of a message of this session's dialect, each with ``.id``, ``.name`` and ``.arguments``.
 
-        ``arguments`` is None where they are no JSON object. Raises InvalidTranscript.
+        ``arguments`` is None where they are no JSON object. Raises InvalidTranscript, and InvalidSetting on a log that
+        does not know its dialect yet: it was opened without one, and nothing was read or written.
         """
+        if not self._store.knows_dialect:
+            raise InvalidSetting(f"{self!r} does not know its dialect yet: load it first, or name it in open()")
         return tool_calls_of(message, dialect=self.dialect)
 
     async def append_result(

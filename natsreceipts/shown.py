@@ -28,8 +28,8 @@ __all__ = ["failure_of", "result_message", "shown_messages"]
 _log = logging.getLogger("natsreceipts")
 
 _TOO_LARGE = (
-    "This call of {tool} was carried out. Its result of {size:,} bytes is too large to stand in this session; it is on "
-    "record as {kv_key}."
+    "This call of {tool} was carried out. Its result of {size:,} bytes is too large, or nested too deeply, to stand in "
+    "this session; it is on record as {kv_key}."
 )
 
 _NOT_LANDED = "it was settled later that it had no effect"

@@ -58,6 +58,7 @@ __all__ = [
     "request_view",
     "tool_calls_of",
     "tool_result_message",
+    "view_of",
 ]
 
 INTERRUPTED_BY_USER_MARKER: Final = "[Request interrupted by user]"
@@ -219,6 +220,11 @@ def tool_calls_of(message: Message, *, dialect: str = "neutral") -> list[ToolCal
     that dialect: the way to check a message before it is kept.
     """
     return list(_view(message, 0, dialect_named(dialect)).calls)
+
+
+def view_of(message: Message, *, dialect: str = "neutral") -> MessageView:
+    """Return what one message calls and answers. Raises as `tool_calls_of` does."""
+    return _view(message, 0, dialect_named(dialect))
 
 
 def find_orphan_tool_calls(

@@ -47,11 +47,17 @@ class Neutral(Dialect):
             return MessageView((), (Result(call_id, name, error_kind_in(message.get("details"))),))
         if role != "assistant":
             if isinstance(role, str) and role in _OTHER_ROLES:
+                _refuse_foreign_blocks(message.get("content"))
                 return OTHER
             raise Malformed(f"it has the role {role!r}")
+        # What is of another dialect must not pass here: its calls would not be seen.
+        for field in ("tool_calls", "function_call"):
+            if message.get(field):
+                raise Malformed(f"it has {field}, as messages of openai-chat or langchain have")
         content = message.get("content")
         if content is None or isinstance(content, str):
             return OTHER
+        _refuse_foreign_blocks(content)
         calls = tuple(
             ToolCall(
                 an_id(block.get("id"), "the id of a toolCall"),
@@ -99,3 +105,10 @@ class Neutral(Dialect):
             for block in cast("list[Message]", message["content"])
         ]
         return {**message, "content": blocks}
+
+
+def _refuse_foreign_blocks(content: object) -> None:
+    if isinstance(content, list):
+        for block in cast("list[object]", content):
+            if isinstance(block, dict) and cast("Message", block).get("type") in ("tool_use", "tool_result"):
+                raise Malformed(f"it has a block {cast('Message', block)['type']}, as messages of anthropic have")
