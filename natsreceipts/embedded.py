@@ -294,6 +294,8 @@ class EmbeddedServer:
         Raises :class:`~natsreceipts.ServerUnavailable` when it is not running, and on Windows.
         """
         self._freeze(True)
+        if self._process is not None:
+            await _frozen(self._process, _EXIT_SECONDS)
 
     async def resume(self) -> None:
         """Let a paused server go on (SIGCONT).
@@ -485,6 +487,23 @@ def free_port() -> int:
             probe.bind((_HOST, port))
             return port
     raise ServerUnavailable(f"no free port found on {_HOST}: give one (port=)")
+
+
+async def _frozen(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """On a busy machine the threads of a process run on for a while, and answer, before they take the signal."""
+    deadline = time.monotonic() + seconds
+    while not _is_frozen(process) and process.poll() is None:
+        if time.monotonic() > deadline:
+            return
+        await asyncio.sleep(0.001)
+
+
+def _is_frozen(process: subprocess.Popen[bytes]) -> bool:
+    if sys.platform != "linux":
+        return True  # it cannot be asked for without reaping the process, should it have ended
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    return True
 
 
 async def _exited(process: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -170,8 +170,7 @@ async def test_pause_and_resume(own_server):
     async with client_of(own_server) as client:
         await own_server.pause()
         with pytest.raises(nats.errors.TimeoutError):
-            while True:  # its threads stop one after the other
-                await client.request("$JS.API.INFO", timeout=0.2)
+            await client.request("$JS.API.INFO", timeout=0.2)
         with pytest.raises(ServerUnavailable, match=r"did not answer .* within 0\.1 s"):
             await own_server.wait_ready(timeout=0.1)
         await own_server.resume()
