@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import nats
 import pytest
 from nats.aio.transport import TcpTransport
+from standstill import Standstill
 
 from natsreceipts.embedded import embedded
 from natsreceipts.errors import ServerUnavailable
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from natsreceipts.embedded import EmbeddedServer
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Run again what failed because the machine stood still."""
+    config.pluginmanager.register(Standstill(), "standstill")
 
 
 _connect = TcpTransport.connect
