@@ -134,6 +134,8 @@ class _Shared:
                     self.abandoned = True
                     task.cancel()
                     await see_through(_settled(task), within=None)
+                elif task.done() and not task.cancelled():
+                    task.exception()  # looked at, though this caller is told of its cancellation only
                 raise
         return task.result()
 

@@ -882,6 +882,20 @@ async def test_the_last_waiters_cancellation_ends_the_body(run, toolkit):
     assert (await toolkit.receipts.get(run.key("send", ARGS))).status == "ambiguous"
 
 
+async def test_a_cancellation_in_the_moment_in_which_the_body_has_failed(run, toolkit):
+    """The cancellation is all that the caller gets, and asyncio has no error to complain of that nobody looked at."""
+    effect = Effect(OSError("nobody hears of it"), hold=True)
+    caller = asyncio.create_task(run.execute("send", ARGS, effect))
+    await effect.started.wait()
+    (shared,) = run._executions._shared.values()
+    shared.task.add_done_callback(lambda _: caller.cancel())
+    effect.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert not shared.task._log_traceback
+    assert (await toolkit.receipts.get(run.key("send", ARGS))).status == "ambiguous"
+
+
 async def test_a_call_that_follows_an_abandoned_one_decides_for_itself(run):
     effect = Effect(hold=True)
     first = asyncio.create_task(run.execute("send", ARGS, effect, effect="idempotent"))
