@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from aiosmtpd.smtp import SMTP
 
 import natsreceipts
+from natsreceipts.embedded import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "email_worker.py"
 # A shell's background job, which a test run may be, and what it starts would ignore SIGINT.
@@ -78,9 +78,8 @@ async def until(stream, text):
 
 @pytest.fixture
 def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that no outgoing connection takes before the inbox does."""
+    return free_port()
 
 
 async def test_it_sends_a_job_that_comes_twice_once(own_server, port):

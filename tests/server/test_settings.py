@@ -292,8 +292,8 @@ async def test_a_server_without_jetstream():
         program, "-a", "127.0.0.1", "-p", str(port), stderr=asyncio.subprocess.PIPE
     )
     try:
-        while b"Server is ready" not in await process.stderr.readline():
-            pass
+        while b"Server is ready" not in (line := await process.stderr.readline()):
+            assert line, "it ended"
         with pytest.raises(Unreachable, match="JetStream"):
             async with connect(f"nats://127.0.0.1:{port}", connect_timeout=2):
                 raise AssertionError("connected")
