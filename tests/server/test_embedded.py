@@ -555,8 +555,10 @@ async def test_cancelled_at_any_moment(monkeypatch, turns):
 
 PARENT = textwrap.dedent(
     """
-    import asyncio, sys, time
+    import asyncio, signal, sys, time
     from natsreceipts.embedded import embedded
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
 
     async def main():
         async with embedded(store_dir=sys.argv[1] or None) as server:

@@ -403,11 +403,15 @@ async def together(work):
 
 @pytest.mark.parametrize("batch", range(3))
 async def test_universes(server, namespace, batch):
-    universes = await many(server, namespace, range(batch * UNIVERSES, (batch + 1) * UNIVERSES))
-    # Something happens in them.
-    histories = [line for universe in universes for line in universe.done if "history of" in line]
-    for word in ("completed", "ambiguous", "failed", "denied", "resolved", " 2 "):
-        assert any(word in line for line in histories), word
+    missing = {"completed", "ambiguous", "failed", "denied", "resolved", " 2 "}
+    for further in range(0, 30, 10):  # something happens in them, on a busy machine in some more of them
+        seeds = range((batch + further) * UNIVERSES, (batch + further + 1) * UNIVERSES)
+        universes = await many(server, f"{namespace}b{further}", seeds)
+        histories = [line for universe in universes for line in universe.done if "history of" in line]
+        missing -= {word for word in missing if any(word in line for line in histories)}
+        if not missing:
+            return
+    pytest.fail(f"in no history: {missing}")
 
 
 @pytest.mark.faults
