@@ -526,3 +526,42 @@ async def test_a_resumed_call_is_claimed_from_its_resume(desk, other):
     await host.gets("t1", "on a person's word")
     assert (await host.wakes("send")).recovered == ()
     assert resumed.seq > called.seq
+
+
+@pytest.mark.xfail(strict=True, reason="11")
+async def test_a_stalled_worker_after_a_person_said_that_it_did_not_land(desk, other):
+    """What the model has read must stay true: either it is not told that yet, or nobody from before can run it."""
+    host = desk()
+    entry = await host.asks(("t1", "send", ARGS))
+    await host.stands("send", ARGS, "ambiguous")
+    stalled = Stalled(desk().at(other), entry)
+    (recovered,) = (await host.wakes("send")).recovered
+    by = {"by": "ada", "reason": "it is not in the outbox"}
+    await host.toolkit.receipts.resolve(host.key("send", ARGS), revision=recovered.revision, not_applied=True, **by)
+    for _ in range(2):  # the host's loop: wake, then ask the model
+        await host.wakes("send")
+        ((_, told),) = await host.context()
+    with contextlib.suppress(CallWithdrawn):
+        await stalled.comes_back()
+    if "not carried out" in told:
+        assert stalled.effect.entered == 0, "the model has read that it was not carried out, and then it was"
+    ((_, told),) = await host.context()
+    if stalled.effect.entered:
+        assert "not carried out" not in told
+
+
+async def test_the_models_new_call_after_a_person_said_that_it_did_not_land(desk):
+    host = desk()
+    await host.asks(("t1", "send", ARGS))
+    await host.stands("send", ARGS, "ambiguous")
+    (recovered,) = (await host.wakes("send")).recovered
+    await host.toolkit.receipts.resolve(
+        host.key("send", ARGS), revision=recovered.revision, not_applied=True, by="ada", reason="looked"
+    )
+    await host.wakes("send")
+    await host.asks(("t2", "send", ARGS))
+    assert await host.run.execute("send", ARGS, Effect("new")) == "new"
+    await host.gets("t2", "new")
+    found = dict(await host.context())
+    assert found["t2"] == "new"
+    assert found["t1"] != "new"
