@@ -376,7 +376,7 @@ async def test_an_id_that_cannot_be(log, nc, namespace, bad):
     assert await entries_on_server(nc, namespace) == []
 
 
-@pytest.mark.parametrize("same", [True, pytest.param(False, marks=pytest.mark.xfail(strict=True, reason="09"))])
+@pytest.mark.parametrize("same", [True, False])
 async def test_two_writers_of_one_name(toolkit, other, nc, namespace, same):
     """Both find nothing, one is refused: it gets what stands there, if that is what it wanted to say."""
     for turn in range(10):
@@ -596,7 +596,6 @@ async def test_what_is_no_message_is_refused(log, again, nc, namespace, name):
     assert (await again.load()).messages == [say("0"), say("1")]
 
 
-@pytest.mark.xfail(strict=True, reason="08")
 @pytest.mark.parametrize("verb", ["append", "compact"])
 async def test_depth_has_an_end_before_it_is_written(toolkit, other, nc, namespace, verb):
     """What is accepted can be read again: a log that nobody can load is lost."""
@@ -1051,7 +1050,7 @@ async def test_open_calls_that_are_kept_stay_open(desk, other):
 @pytest.mark.parametrize(
     "keep",
     [
-        pytest.param("the first compaction", marks=pytest.mark.xfail(strict=True, reason="10")),
+        "the first compaction",
         "a message that it kept",
         "a message after it",
     ],

@@ -977,7 +977,6 @@ async def test_a_real_result_that_the_worker_appends_after_the_close(desk, other
         assert (await waker.wakes("send")).recovered == ()
 
 
-@pytest.mark.xfail(strict=True, reason="08")
 async def test_a_result_that_is_deeply_nested(desk, other):
     """Whatever wake writes can be read again."""
     for depth in range(120, 201):

@@ -565,3 +565,19 @@ async def test_the_models_new_call_after_a_person_said_that_it_did_not_land(desk
     found = dict(await host.context())
     assert found["t2"] == "new"
     assert found["t1"] != "new"
+
+
+@pytest.mark.xfail(strict=True, reason="12")
+async def test_a_stalled_worker_that_used_another_session_of_the_run(desk, other):
+    """Its first call is an agent with a session of its own, in the same run; then it stalls, and is woken without."""
+    outer, inner = desk(session="outer"), desk(session="inner")
+    await outer.asks(("t1", "ask_agent", {}), ("t2", "send", ARGS))
+    await inner.asks(("u1", "look", {}))
+    await inner.run.execute("look", {}, Effect("seen"))
+    await inner.gets("u1", "seen")
+    told = {each.tool_call_id: each.error_kind for each in (await outer.at(other).wakes("ask_agent", "send")).recovered}
+    assert told["t2"] == NEVER
+    effect = Effect()
+    with pytest.raises(CallWithdrawn):
+        await outer.run.execute("send", ARGS, effect)
+    assert effect.entered == 0
