@@ -9,6 +9,7 @@ import decimal
 import json
 import pickle
 import random
+import time
 
 import pytest
 from dialect_shapes import calls, result, says, shaped, user
@@ -194,7 +195,7 @@ async def test_entries_and_conflicts_cross_processes(log, again):
 # ---------------------------------------------------------------- more than one page
 
 
-async def fill(nc, namespace, session, bodies, *, beside=()):
+async def fill(nc, namespace, session, bodies, *, beside=(), already=0):
     """Write entries behind the library's back, in one chain; ``beside`` are sessions that are written in between."""
     parent = None
     for n, body in enumerate(bodies):
@@ -207,7 +208,7 @@ async def fill(nc, namespace, session, bodies, *, beside=()):
         if n % 500 == 499:
             await nc.flush()
     await nc.flush()
-    total = len(bodies) * (1 + len(beside))
+    total = already + len(bodies) * (1 + len(beside))
 
     async def stored():
         return (await nc.jetstream().stream_info(stream_of(namespace))).state.messages == total
@@ -231,6 +232,22 @@ async def test_many_entries_are_loaded_whole_and_in_order(toolkit, nc, namespace
         assert entry.parent_id == "e8999"
         assert len((await log.load()).messages) == 9001
     assert len((await toolkit.sessions.open("acme", "chat").load()).messages) == 9001
+
+
+async def test_loading_grows_with_the_entries_and_not_faster(toolkit, nc, namespace):
+    """By this process's own time, so that others on the machine do not matter."""
+    per_entry = {}
+    total = 0
+    for size in (1_000, 8_000):
+        await fill(nc, namespace, f"s{size}", [say(f"{n}") for n in range(size)], already=total)
+        total += size
+        took = []
+        for _ in range(3):
+            start = time.process_time()
+            assert len((await toolkit.sessions.open("acme", f"s{size}").load()).entries) == size
+            took.append(time.process_time() - start)
+        per_entry[size] = min(took) / size
+    assert per_entry[8_000] < 3 * per_entry[1_000], per_entry
 
 
 async def test_large_entries_are_loaded_whole_and_in_order(toolkit, nc, namespace):
