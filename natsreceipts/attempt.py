@@ -98,7 +98,7 @@ class Attempt:
         "body",
         "claimed_as",
         "effect",
-        "entry",
+        "entries",
         "in_flight",
         "key",
         "kv_key",
@@ -118,8 +118,8 @@ class Attempt:
         self.effect = effect
         self.lease = lease
         """Seconds."""
-        self.entry: SessionEntry | None = None
-        """Where in a session the call was asked for."""
+        self.entries: tuple[SessionEntry, ...] = ()
+        """Where in a session the call was asked for; in the ambient scope perhaps in one of several."""
         self.args: bytes | None = None
         """The arguments to keep in the receipt, a payload's JSON."""
         self.revision = 0
@@ -177,7 +177,7 @@ class Attempt:
 
     def withdrawn_by(self, fences: dict[str, int]) -> bool:
         """Whether fences refuse a claim of this attempt: it is from before one, or does not say from where."""
-        return self.entry is None or self.entry.seq <= fences.get(self.entry.token, -1)
+        return not self.entries or any(entry.seq <= fences.get(entry.token, -1) for entry in self.entries)
 
     def let_go(self) -> None:
         """Hold nothing any more."""

@@ -307,7 +307,7 @@ class Attempts:
         if record.status == "completed":
             return Blocked(seen, decide(Completed(), effect), effect)
         if record.fences and attempt.withdrawn_by(record.fences):
-            raise CallWithdrawn(attempt.key, names_entry=attempt.entry is not None)
+            raise CallWithdrawn(attempt.key, names_entry=bool(attempt.entries))
         state: ReceiptState
         expires_in = 0.0
         if record.status == "withdrawn":

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from natsreceipts.dialects.base import Message, ToolCall
     from natsreceipts.wire import CloseInfo, EntryKind, ReceiptSaid
 
-__all__ = ["Branch", "CallSite", "SessionEntry", "ambient_entry", "branch_of", "extended", "remember_entry"]
+__all__ = ["Branch", "CallSite", "SessionEntry", "ambient_entries", "branch_of", "extended", "remember_entry"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +185,13 @@ def remember_entry(entry: SessionEntry) -> None:
     _ambient.set((*others, entry)[-_MOST_SESSIONS:])
 
 
-def ambient_entry(tenant: str, run: str, *, stream: str | None) -> SessionEntry | None:
-    """The newest entry of the ambient scope that a call in this run may name."""
-    for entry in reversed(_ambient.get()):
-        if entry.tenant == tenant and entry.run == run and stream in (None, entry.stream):
-            return entry
-    return None
+def ambient_entries(tenant: str, run: str, *, stream: str | None) -> tuple[SessionEntry, ...]:
+    """For each session that the ambient scope knows, the entry that calls in this run are asked for in.
+
+    Which of several sessions a call is of cannot be known, so it answers to the fences of all of them.
+    """
+    return tuple(
+        entry
+        for entry in _ambient.get()
+        if entry.tenant == tenant and entry.run == run and stream in (None, entry.stream)
+    )

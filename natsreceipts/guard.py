@@ -153,7 +153,7 @@ class Call:
         args: object = None,
         known: Entry | None = None,
         read_first: bool = False,
-        entry: SessionEntry | None = None,
+        entries: tuple[SessionEntry, ...] = (),
     ) -> None:
         self.key = key
         """The ReceiptKey of the call."""
@@ -172,7 +172,7 @@ class Call:
         self._known = known
         self._read_first = read_first
         self._attempt = Attempt(key, effect=options.effect, lease=options.lease)
-        self._attempt.entry = entry
+        self._attempt.entries = entries
         if options.store_args:
             self._attempt.args, _ = encode_payload(args)
         self._steps: set[str] | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast, overload
 from natsreceipts.background import Pulse, Stragglers, see_through
 from natsreceipts.decision import Effect
 from natsreceipts.entering import recorded
-from natsreceipts.entries import ambient_entry
+from natsreceipts.entries import ambient_entries
 from natsreceipts.errors import (
     CallInFlight,
     InvalidSetting,
@@ -239,14 +239,14 @@ class Run:
         """
         key = self.key(tool, args, distinct=distinct)
         chosen = self._options_of(options)
-        entry = self._entry_for(chosen)
-        return self._call(key, chosen, args, self._known.get(key.kv_key), self._reads_first(), entry)
+        entries = self._entries_for(chosen)
+        return self._call(key, chosen, args, self._known.get(key.kv_key), self._reads_first(), entries)
 
-    def _entry_for(self, options: CallOptions) -> SessionEntry | None:
-        """Where in a session a call is asked for: as it says, or in the ambient entry."""
+    def _entries_for(self, options: CallOptions) -> tuple[SessionEntry, ...]:
+        """Where in a session a call is asked for: as it says, or in an ambient entry."""
         entry = options.entry
         if entry is None:
-            return ambient_entry(self.tenant, self.run, stream=self._store.session_stream)
+            return ambient_entries(self.tenant, self.run, stream=self._store.session_stream)
         if self._store.session_stream not in (None, entry.stream):
             raise InvalidSetting(f"entry= is of session {entry.session} in another namespace, or on another server")
         if entry.tenant != self.tenant:
@@ -258,7 +258,7 @@ class Run:
                 f"entry= says that its calls are made in run {entry.run}, and this is run {self.run}: wake would look "
                 f"for the receipt there, and tell the model that the call never started"
             )
-        return entry
+        return (entry,)
 
     def _reads_first(self) -> bool:
         return delivered.get() > 1 and not self._prefetched
@@ -270,7 +270,7 @@ class Run:
         args: object,
         known: Entry | None,
         read_first: bool,
-        entry: SessionEntry | None,
+        entries: tuple[SessionEntry, ...],
     ) -> Call:
         return Call(
             self._store,
@@ -281,7 +281,7 @@ class Run:
             args=args,
             known=known,
             read_first=read_first,
-            entry=entry,
+            entries=entries,
         )
 
     async def _peek(self, key: ReceiptKey) -> Entry | None:
@@ -330,7 +330,7 @@ class Run:
         wants_call = takes_argument(fn)
         key = self.key(tool, args, distinct=distinct)
         chosen = self._options_of(options)
-        entry = self._entry_for(chosen)
+        entries = self._entries_for(chosen)
         known = self._known.get(key.kv_key)
         if known is not None:
             quick = quick_result(key, known.revision, known.value)
@@ -349,7 +349,7 @@ class Run:
                 return result
 
         async def work() -> Any:
-            async with self._call(key, chosen, args, known, False, entry) as call:
+            async with self._call(key, chosen, args, known, False, entries) as call:
                 if not call.replayed:
                     value: object = fn(call) if wants_call else fn()
                     # The type is the quick look; the other asks an abstract base class.
@@ -360,7 +360,7 @@ class Run:
 
         if chosen.effect is Effect.READ:
             return await work()
-        where = (entry.token, entry.seq) if entry is not None else None
+        where = tuple([(entry.token, entry.seq) for entry in entries])
         identity = (key, where, chosen.effect, chosen.result_type, chosen.store_args)
         try:
             return await self._executions.join(identity, work, wait=chosen.wait)

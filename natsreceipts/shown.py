@@ -32,8 +32,6 @@ _TOO_LARGE = (
     "this session; it is on record as {kv_key}."
 )
 
-_NOT_LANDED = "it was settled later that it had no effect"
-
 
 def failure_of(record: ReceiptRecord) -> str:
     """What a model is told of a receipt that has failed."""
@@ -61,8 +59,8 @@ async def shown_messages(store: SessionStore, attempts: Attempts, late: dict[str
     """The messages that go to a model, with real results in place of what wake wrote before there were any.
 
     That is where the very attempt that a close speaks of came to a result after all, since its holder came back or a
-    person settled it, and where it was settled as not applied. ``late`` keeps results, by entry: completed is final.
-    Raises Unreachable.
+    person settled it. (That it had no effect is for wake to say, which fences it first.) ``late`` keeps results, by
+    entry: completed is final. Raises Unreachable.
     """
 
     async def message_of(entry: SessionEntry) -> Message:
@@ -78,14 +76,7 @@ async def shown_messages(store: SessionStore, attempts: Attempts, late: dict[str
         try:
             seen = seen_of(attempts.bucket.name, told.key, found)
             record = seen.record
-            if record.attempts > told.attempts:
-                # An opaque call is tried again only after it was settled that the attempt before had no effect.
-                if told.status != "ambiguous" or record.open:
-                    return message
-                return result_message(store, told, failure_text(None, _NOT_LANDED), run=entry.run, is_error=True)[0]
-            if record.status == "failed" and record.not_applied:
-                return result_message(store, told, failure_of(record), run=entry.run, is_error=True)[0]
-            if record.status != "completed":
+            if record.status != "completed" or record.attempts != told.attempts:
                 return message
             value = await attempts.load(seen, record.result)
         except (ReceiptErased, CorruptRecord, UnsupportedRecord, PayloadMissing) as error:

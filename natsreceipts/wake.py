@@ -10,6 +10,7 @@ failed                                     the same, then appends the error as t
 ambiguous, or opaque with its lease over   (makes it ambiguous,) closes "outcome unknown"
 resumable, running with its lease over     closes "outcome unknown, safe to issue again"
 no receipt that could tell                 closes in the conservative words of the log alone
+settled since it was closed as unknown     appends what it came to (fenced first, where that is "no effect")
 =========================================  ==============================================================
 
 All receipts are looked at first. Every close goes in behind the log's fence, and the words that a call never started
@@ -45,6 +46,7 @@ from natsreceipts.fence import newest, patiently
 from natsreceipts.identity import ReceiptKey, args_hash
 from natsreceipts.reconcile import ReconcileReport, RecoveredCall, closable
 from natsreceipts.seen import Seen, seen_of
+from natsreceipts.settled_since import Moved, Settled, settled_since, unsettled
 from natsreceipts.shown import failure_of, result_message
 from natsreceipts.tools import Tool
 from natsreceipts.transcript import interrupted_result_message
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
 
     from natsreceipts._jetstream import Clock
     from natsreceipts.attempts import Attempts
-    from natsreceipts.entries import CallSite
+    from natsreceipts.entries import CallSite, SessionEntry
     from natsreceipts.fence import Pace
     from natsreceipts.identity import Digest
     from natsreceipts.session_store import SessionStore
@@ -70,10 +72,6 @@ _DAY = 86_400.0
 
 Guarded: TypeAlias = "Tool[..., Any] | Callable[[dict[str, Any]], Any]"
 """How a tool's calls are keyed: its `@tool` function, or arguments to ``args`` or ``(args, distinct)``."""
-
-
-class _Moved(Exception):
-    """A receipt moved on while it was judged: look at everything again."""
 
 
 @dataclass(slots=True)
@@ -158,15 +156,17 @@ class Waker:
         while True:
             await self._store.refresh()
             position = self._store.last_seq
-            orphans = closable(self._store)
-            if not orphans:
+            branch = self._store.branch()
+            orphans, closes = closable(self._store), unsettled(branch)
+            if not orphans and not closes:
                 return ReconcileReport(tuple(recovered), position)
-            sites = self._store.branch().sites
-            cases = [self._case(orphan, sites[orphan.tool_call_id]) for orphan in orphans]
+            cases = [self._case(orphan, branch.sites[orphan.tool_call_id]) for orphan in orphans]
             try:
                 told = await self._judged(cases, position)
-                await self._append(told, position, recovered)
-            except (_Moved, SessionConflict):
+                settled = await all_of(self._settled(close, position) for close in closes)
+                expected = await self._append_settled(settled, position, recovered)
+                await self._append(told, expected, recovered)
+            except (Moved, SessionConflict):
                 continue
             return ReconcileReport(tuple(recovered), self._store.last_seq)
 
@@ -299,7 +299,7 @@ class Waker:
                 f"wake the session again"
             ).because(cause) from cause
         if judged is None:
-            raise _Moved
+            raise Moved
         evidence.said, evidence.revision = "ambiguous", judged.revision
 
     async def _real(self, evidence: _Evidence, seen: Seen) -> _Told:
@@ -337,7 +337,7 @@ class Waker:
             self._bucket, evidence.key, evidence.seen, token=token, position=position, pace=self._pace()
         )
         if revision is None:
-            raise _Moved
+            raise Moved
         evidence.revision = revision
 
     def _unproven(self, case: _Case, why: str) -> _Told:
@@ -347,15 +347,45 @@ class Waker:
 
     # ------------------------------------------------------------------ telling
 
+    async def _settled(self, close: SessionEntry, position: int) -> Settled | None:
+        return await settled_since(self._attempts, close, position, pace=self._pace, dry_run=self._dry_run)
+
+    async def _append_settled(
+        self, settled: list[Settled | None], expected: int, recovered: list[RecoveredCall]
+    ) -> int:
+        """Put in what calls came to after their closes. Returns the log's last sequence after that."""
+        for each in settled:
+            if each is None:
+                continue
+            run, said = each.close.run, each.receipt
+            message, text = result_message(self._store, said, each.value, run=run, is_error=each.is_error)
+            entry_id = ""
+            if not self._dry_run:
+                entry = await self._store.append("message", message, run=run, receipt=said, expected=expected)
+                entry_id, expected = entry.id, entry.seq
+            recovered.append(
+                RecoveredCall(
+                    said.tool_call_id,
+                    said.tool_name,
+                    entry_id,
+                    text,
+                    None,
+                    said=said.status,
+                    kv_key=said.key,
+                    revision=said.revision,
+                    why=each.why,
+                )
+            )
+        return expected
+
     async def _append(
         self,
         told: list[tuple[_Case, _Evidence | None, _Told]],
-        position: int,
+        expected: int,
         recovered: list[RecoveredCall],
     ) -> None:
         store = self._store
         closes = iter(close_calls((case.orphan, say.reason) for case, _, say in told if say.reason is not None))
-        expected = position
         for case, evidence, say in told:
             call, run = case.orphan, case.site.claims_from.run
             receipt = None
