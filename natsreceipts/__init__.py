@@ -14,12 +14,14 @@ from natsreceipts.dialects.base import ToolCall
 from natsreceipts.embedded import EmbeddedServer, embedded
 from natsreceipts.entries import SessionEntry
 from natsreceipts.errors import (
+    AlreadyConsumed,
     AmbiguousCall,
     BucketReplaced,
     CallInFlight,
     CallTimedOut,
     CallWithdrawn,
     CorruptRecord,
+    InvalidFact,
     InvalidName,
     InvalidSetting,
     InvalidTranscript,
@@ -29,6 +31,7 @@ from natsreceipts.errors import (
     NotApplied,
     NotCanonical,
     NotClaimed,
+    NoticeConflict,
     NotProvisioned,
     NotRecorded,
     NotResolvable,
@@ -48,6 +51,9 @@ from natsreceipts.errors import (
 )
 from natsreceipts.guard import Call
 from natsreceipts.identity import ReceiptKey, args_hash, canonical_json, hmac_digest, sha256_hex
+from natsreceipts.notice import RunNoticeFact, notice_addressee_id, run_notice_id
+from natsreceipts.notice_record import FiledNotice, Notice, NoticeSpec, NoticeStatus
+from natsreceipts.notice_table import render_notices
 from natsreceipts.receipts import Receipt, ReceiptStore
 from natsreceipts.reconcile import ReconcileReport, RecoveredCall
 from natsreceipts.run import Run
@@ -83,6 +89,7 @@ from natsreceipts.transcript import (
 __all__ = [
     "INTERRUPTED_BY_USER_FOR_TOOL_USE_MARKER",
     "INTERRUPTED_BY_USER_MARKER",
+    "AlreadyConsumed",
     "AmbiguousCall",
     "BucketReplaced",
     "Call",
@@ -93,7 +100,9 @@ __all__ = [
     "Effect",
     "EmbeddedServer",
     "ErrorKind",
+    "FiledNotice",
     "InterruptedResult",
+    "InvalidFact",
     "InvalidName",
     "InvalidSetting",
     "InvalidTranscript",
@@ -110,6 +119,10 @@ __all__ = [
     "NotProvisioned",
     "NotRecorded",
     "NotResolvable",
+    "Notice",
+    "NoticeConflict",
+    "NoticeSpec",
+    "NoticeStatus",
     "OrphanToolCall",
     "PayloadMissing",
     "PermissionDenied",
@@ -125,6 +138,7 @@ __all__ = [
     "ResultNotSet",
     "ResultTypeMismatch",
     "Run",
+    "RunNoticeFact",
     "ServerUnavailable",
     "SessionBusy",
     "SessionConflict",
@@ -151,8 +165,11 @@ __all__ = [
     "interrupted_result_message",
     "interrupted_results",
     "is_interrupted_close",
+    "notice_addressee_id",
     "reconcile_interrupted_session",
+    "render_notices",
     "request_view",
+    "run_notice_id",
     "sha256_hex",
     "tool",
     "tool_calls_of",

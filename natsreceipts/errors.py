@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any, Self, cast
 if TYPE_CHECKING:
     from natsreceipts.entries import SessionEntry
     from natsreceipts.identity import ReceiptKey
+    from natsreceipts.notice_record import NoticeSpec
 
 __all__ = [
+    "AlreadyConsumed",
     "AmbiguousCall",
     "BucketReplaced",
     "CallInFlight",
     "CallTimedOut",
     "CallWithdrawn",
     "CorruptRecord",
+    "InvalidFact",
     "InvalidName",
     "InvalidSetting",
     "InvalidTranscript",
@@ -31,6 +34,7 @@ __all__ = [
     "NotProvisioned",
     "NotRecorded",
     "NotResolvable",
+    "NoticeConflict",
     "PayloadMissing",
     "PermissionDenied",
     "ReceiptErased",
@@ -481,6 +485,45 @@ class UnsupportedRecord(ReceiptError):
             f"natsreceipts reads version 1; nothing was executed and nothing written. Upgrade natsreceipts in this "
             f"worker",
         )
+
+
+class InvalidFact(NatsReceiptsError):
+    """What a notice was to say is beyond its bound; nothing was written. ``field`` names the place, ``limit`` why."""
+
+    def __init__(self, field: str, limit: str) -> None:
+        self.field = field
+        self.limit = limit
+        super().__init__(f"{field} cannot stand in a notice: {limit}. A notice is never cut to fit: say less in it")
+
+
+class NoticeConflict(NatsReceiptsError):
+    """Another notice stands under this id. ``existing`` is what it says, ``refused`` what was to be filed.
+
+    ``existing`` is None where the notice was deleted by hand. ``key`` is the KV key.
+    """
+
+    def __init__(self, key: str, *, existing: NoticeSpec | None, refused: NoticeSpec) -> None:
+        self.key = key
+        self.existing = existing
+        self.refused = refused
+        stands = "a delete marker stands there" if existing is None else "it says something else (.existing)"
+        super().__init__(
+            f"{key}: this notice was filed before, and {stands}. It was not overwritten. Two decisions need two "
+            f"request ids; a step that is carried out again must say the same"
+        )
+
+
+class AlreadyConsumed(NatsReceiptsError):
+    """Another turn has carried this notice: ``by`` names it, ``consumed_at`` says when (milliseconds since the epoch).
+
+    ``key`` is the KV key of the consumption.
+    """
+
+    def __init__(self, key: str, *, by: str, consumed_at: int) -> None:
+        self.key = key
+        self.by = by
+        self.consumed_at = consumed_at
+        super().__init__(f"{key}: {by!r} has carried this notice, at {consumed_at} ms: leave it out of this turn")
 
 
 def with_key(error: NatsReceiptsError, key: ReceiptKey | str) -> NatsReceiptsError:
