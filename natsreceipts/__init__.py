@@ -54,6 +54,7 @@ from natsreceipts.identity import ReceiptKey, args_hash, canonical_json, hmac_di
 from natsreceipts.notice import RunNoticeFact, notice_addressee_id, run_notice_id
 from natsreceipts.notice_record import FiledNotice, Notice, NoticeSpec, NoticeStatus
 from natsreceipts.notice_table import render_notices
+from natsreceipts.notices import NoticeBoard
 from natsreceipts.receipts import Receipt, ReceiptStore
 from natsreceipts.reconcile import ReconcileReport, RecoveredCall
 from natsreceipts.run import Run
@@ -120,6 +121,7 @@ __all__ = [
     "NotRecorded",
     "NotResolvable",
     "Notice",
+    "NoticeBoard",
     "NoticeConflict",
     "NoticeSpec",
     "NoticeStatus",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from natsreceipts._jetstream import Entry
     from natsreceipts.attempts import Attempts
     from natsreceipts.entries import SessionEntry
+    from natsreceipts.notices import NoticeBoard
 
 __all__ = ["Executions", "Run", "active_run", "current_run", "delivered"]
 
@@ -170,11 +171,13 @@ class Run:
         *,
         digest: Digest,
         defaults: dict[str, Any],
+        notices: NoticeBoard,
     ) -> None:
         # Bad names and settings are refused here, not at the first call.
         ReceiptKey(tenant, run, "-", "0" * 64)
         self.tenant = tenant
         self.run = run
+        self._notices = notices
         self._store = store
         self._pulse = pulse
         self._stragglers = stragglers
@@ -189,6 +192,14 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.tenant!r}, {self.run!r})"
+
+    @property
+    def notices(self) -> NoticeBoard:
+        """The notices of this run, at the endpoint of its tenant. Raises InvalidName for a run that has no room there.
+
+        (1 to 64 of A-Z, a-z, 0-9, _ and - have.)
+        """
+        return self._notices.of(self.tenant, self.run)
 
     async def __aenter__(self) -> Self:
         self._entered += 1

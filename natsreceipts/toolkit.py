@@ -16,6 +16,7 @@ from natsreceipts.background import Pulse, Stragglers
 from natsreceipts.delivery import Delivery, JetStreamMessage, deliver
 from natsreceipts.errors import InvalidName, InvalidSetting
 from natsreceipts.identity import Digest, sha256_hex
+from natsreceipts.notices import NoticeBoard
 from natsreceipts.options import CallOptions
 from natsreceipts.payloads import PayloadStore
 from natsreceipts.receipts import ReceiptStore
@@ -37,12 +38,13 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Toolkit:
-    """What `connect` gives: ``receipts``, ``sessions``, and runs to make guarded calls in."""
+    """What `connect` gives: ``receipts``, ``sessions``, ``notices``, and runs to make guarded calls in."""
 
     def __init__(
         self,
         receipts: ReceiptStore,
         sessions: Sessions,
+        notices: NoticeBoard,
         attempts: Attempts,
         *,
         digest: Digest,
@@ -52,6 +54,8 @@ class Toolkit:
         """The receipts: `ReceiptStore.get`."""
         self.sessions = sessions
         """The session logs: `Sessions.open`."""
+        self.notices = notices
+        """The notices of the endpoint ``local``: `NoticeBoard.file`. ``run.notices`` are those of a tenant's run."""
         self._digest = digest
         self._defaults = defaults
         self._attempts = attempts
@@ -83,6 +87,7 @@ class Toolkit:
             run,
             digest=self._digest,
             defaults={**self._defaults, **defaults},
+            notices=self.notices,
         )
 
     def delivery(
@@ -158,20 +163,28 @@ async def connect(
     payloads_name = f"{namespace}-receipt-payloads" if namespace else "receipt-payloads"
     bucket_name = f"{namespace}-receipts" if namespace else "receipts"
     stream_name = f"{namespace}-SESSIONS" if namespace else "SESSIONS"
+    notices_name = f"{namespace}-notices" if namespace else "notices"
     async with opened(servers, connect_timeout=connect_timeout, options=connection) as link:
         if provision:
             spec = BucketSpec(bucket_name, replicas, history, retention)
             await make(link, spec, lease=options.lease, timeout=connect_timeout)
+            await make(link, spec._replace(name=notices_name), lease=options.lease, timeout=connect_timeout)
             await provision_objects(link, spec._replace(name=payloads_name), timeout=connect_timeout)
             of_sessions = spec._replace(name=stream_name, of_sessions=True)
             await make(link, of_sessions, lease=options.lease, timeout=connect_timeout)
         bucket, findings = await bind(link, bucket_name, lease=options.lease, timeout=connect_timeout)
+        notices, notices_findings = await bind(link, notices_name, lease=options.lease, timeout=connect_timeout)
         objects = await bind_objects(link, payloads_name, timeout=connect_timeout)
-        for finding in findings:
-            _log.warning("bucket %s %s", bucket_name, finding.text)
-        stream, findings = await bind(link, stream_name, lease=options.lease, timeout=connect_timeout, of_sessions=True)
-        for finding in findings:
-            _log.warning("stream %s %s", stream_name, finding.text)
+        stream, stream_findings = await bind(
+            link, stream_name, lease=options.lease, timeout=connect_timeout, of_sessions=True
+        )
+        for name, found in (
+            (bucket_name, findings),
+            (notices_name, notices_findings),
+            (stream_name, stream_findings),
+        ):
+            for finding in found:
+                _log.warning("%s %s %s", "stream" if name == stream_name else "bucket", name, finding.text)
         least = 30.0 if bucket.replicas > 1 else 10.0
         if options.lease < least:
             _log.warning(
@@ -184,6 +197,7 @@ async def connect(
         toolkit = Toolkit(
             ReceiptStore(bucket, attempts),
             Sessions(stream, attempts, digest=digest),
+            NoticeBoard(notices),
             attempts,
             digest=digest,
             defaults={"lease": options.lease},

@@ -13,8 +13,9 @@ from support import bucket_of, toolkit_of
 async def bucket(nc, namespace):
     """The name of the test's bucket, which is removed at the end."""
     yield bucket_of(namespace)
-    with contextlib.suppress(nats.js.errors.NotFoundError):
-        await nc.jetstream().delete_stream(f"KV_{bucket_of(namespace)}")
+    for name in (bucket_of(namespace), f"{namespace}-notices"):
+        with contextlib.suppress(nats.js.errors.NotFoundError):
+            await nc.jetstream().delete_stream(f"KV_{name}")
 
 
 @pytest.fixture
