@@ -7,39 +7,25 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+from natsreceipts.announce import NEEDS_A_PERSON
 from natsreceipts.errors import (
-    AmbiguousCall,
-    BucketReplaced,
     CallInFlight,
     CallWithdrawn,
-    CorruptRecord,
     InvalidSetting,
     LeaseLost,
     NotClaimed,
-    NotRecorded,
-    PayloadMissing,
-    ReceiptErased,
     SessionBusy,
-    UnsupportedRecord,
 )
-from natsreceipts.run import delivered
+from natsreceipts.run import delivered, operated
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
 __all__ = ["Delivery", "JetStreamMessage", "deliver"]
 
 _log = logging.getLogger("natsreceipts")
 
-_NEEDS_A_PERSON = (
-    AmbiguousCall,
-    NotRecorded,
-    PayloadMissing,
-    ReceiptErased,
-    CorruptRecord,
-    UnsupportedRecord,
-    BucketReplaced,
-)
+_NEEDS_A_PERSON = tuple(NEEDS_A_PERSON)
 _SOON = 1.0
 _LONGEST_RETRY = 60.0
 """Seconds between two tries of a turn that fails by itself: given back at once it would fail a thousand times a
@@ -89,8 +75,10 @@ class Delivery:
 
 
 @contextlib.asynccontextmanager
-async def deliver(msg: JetStreamMessage, *, terminate: bool, progress: float) -> AsyncGenerator[Delivery, None]:
-    """The body of ``Toolkit.delivery``."""
+async def deliver(
+    msg: JetStreamMessage, *, terminate: bool, progress: float, tell: Callable[[Exception], Awaitable[None]] | None
+) -> AsyncGenerator[Delivery, None]:
+    """The body of ``Toolkit.delivery``. ``tell`` is told of what needs a person, before the message is given back."""
     try:
         delivery = Delivery(msg.metadata.num_delivered)
     except Exception as error:
@@ -99,12 +87,16 @@ async def deliver(msg: JetStreamMessage, *, terminate: bool, progress: float) ->
             "subscription), and this is another one"
         ) from error
     beat = asyncio.get_running_loop().create_task(_keep_in_progress(msg, progress))
-    scope = delivered.set(delivery.number)
+    scope, told = delivered.set(delivery.number), operated.set(tell is not None)
     try:
         yield delivery
     except BaseException as error:
-        await _stopped(beat)
-        await _give_back(msg, error, delivery.number, terminate=terminate)
+        try:
+            if tell is not None and isinstance(error, _NEEDS_A_PERSON):
+                await tell(error)
+        finally:
+            await _stopped(beat)
+            await _give_back(msg, error, delivery.number, terminate=terminate)
         raise
     else:
         await _stopped(beat)
@@ -116,6 +108,7 @@ async def deliver(msg: JetStreamMessage, *, terminate: bool, progress: float) ->
         beat.cancel()
         with contextlib.suppress(ValueError):  # the generator was closed in another context
             delivered.reset(scope)
+            operated.reset(told)
 
 
 async def _stopped(beat: asyncio.Task[None]) -> None:

@@ -30,6 +30,7 @@ from natsreceipts.errors import (
 )
 from natsreceipts.fence import InDoubt, NotWritten, Pace, newest, patiently
 from natsreceipts.identity import ReceiptKey, key_token, name_from_token, split_kv_key
+from natsreceipts.notice import check_run, check_text
 from natsreceipts.payload import NotEncodable
 from natsreceipts.seen import Seen, seen_of
 from natsreceipts.wire import ErrorInfo, Payload, ReceiptRecord, ResolvedBy, Status, encode_payload
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from natsreceipts._jetstream import Bucket
+    from natsreceipts.announce import Announcer
 
 __all__ = ["Receipt", "ReceiptStore"]
 
@@ -88,9 +90,10 @@ class Receipt:
 class ReceiptStore:
     """The receipts of one bucket. ``get``, ``list``, ``history`` and ``watch`` never write."""
 
-    def __init__(self, bucket: Bucket, attempts: Attempts) -> None:
+    def __init__(self, bucket: Bucket, attempts: Attempts, announcer: Announcer) -> None:
         self._bucket = bucket
         self._attempts = attempts
+        self._announcer = announcer
 
     async def get(self, key: ReceiptKey | str) -> Receipt | None:
         """The receipt of a call (a ReceiptKey or its KV key), or None where none was ever written.
@@ -205,6 +208,7 @@ class ReceiptStore:
         not_applied: bool = False,
         by: str,
         reason: str,
+        notify: str | None = None,
         even_if_running: bool = False,
     ) -> Receipt:
         """Settle a call whose outcome nobody knows, on the ``revision`` that you looked at.
@@ -216,6 +220,10 @@ class ReceiptStore:
         ``even_if_running``, where you know more than its lease does (stop its worker first: one that claimed or
         renewed less than a third of a lease ago may still begin).
 
+        ``notify`` names an agent, the one whose call it was: once the call is settled a notice of that is filed to
+        it, on the call's run and at its tenant's endpoint (`run.notices`). Where that fails the call stays settled,
+        and it is logged. A name or a run that notices have no room for is an InvalidName before anything is written.
+
         Raises StaleRevision where the receipt has moved on, NotResolvable for a status that is not to be settled,
         CallInFlight for a live attempt, InvalidSetting for bad arguments, Unreachable where it could not be
         written or it is not known whether it was, and what `get` raises. Nothing else was changed in any case.
@@ -225,6 +233,8 @@ class ReceiptStore:
         if type(revision) is not int or revision < 1:
             raise InvalidSetting(f"revision={revision!r}: use the revision that you looked at, an int of at least 1")
         resolution, value = _resolution(completed, not_applied=not_applied, by=by, reason=reason)
+        if notify is not None:
+            check_text("notify", notify)
         entry = await self._newest(key)
         if entry is None:
             raise NotResolvable(key, status="absent", reason="no attempt was ever made")
@@ -232,12 +242,14 @@ class ReceiptStore:
             if entry.revision != revision:
                 raise StaleRevision(key, revision=revision, current=entry.revision, status="erased")
             names = key if isinstance(key, ReceiptKey) else _names_in(key)
+            _check_notifiable(names, notify)
             attempt = Attempt(names, effect=Effect.OPAQUE, lease=30.0)
             standing = Judged(self._erased(names), revision)
         else:
             seen = seen_of(self._bucket.name, key, entry)
             if seen.revision != revision:
                 raise StaleRevision(key, revision=revision, current=seen.revision, status=seen.record.status)
+            _check_notifiable(seen.record.key, notify)
             attempt = Attempt(
                 seen.record.key, effect=seen.record.effect or Effect.OPAQUE, lease=(seen.record.lease_ms or 0) / 1000
             )
@@ -260,7 +272,10 @@ class ReceiptStore:
             ).because(failure.cause) from failure.cause
         if settled is None:
             raise await self._stale(key, revision)
-        return await self._resolved(key, settled, value)
+        receipt = await self._resolved(key, settled, value)
+        if notify is not None:
+            await self._announcer.resolved(notify, receipt)
+        return receipt
 
     async def _resolved(self, key: ReceiptKey | str, settled: Judged, value: Any) -> Receipt:
         """What was settled, as it was written: it stands, whether or not it can be read back now."""
@@ -388,6 +403,11 @@ class ReceiptStore:
             worker=record.holder.worker if record.holder else None,
             lease=record.lease_ms / 1000 if record.lease_ms else None,
         )
+
+
+def _check_notifiable(key: ReceiptKey, notify: str | None) -> None:
+    if notify is not None:
+        check_run(key.run)
 
 
 def _kv_key(key: ReceiptKey | str) -> str:

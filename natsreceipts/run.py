@@ -24,6 +24,7 @@ from natsreceipts.errors import (
 )
 from natsreceipts.guard import Call, inside, mark_left
 from natsreceipts.identity import Digest, ReceiptKey, args_hash, key_token
+from natsreceipts.notice import check_run
 from natsreceipts.options import CallOptions, takes_argument
 from natsreceipts.wire import quick_result
 
@@ -56,6 +57,9 @@ delivered: ContextVar[int] = ContextVar("natsreceipts_delivered", default=0)
 From the second time on receipts are probably there already, so calls read before they claim; the first time there
 are none, so a run is not prefetched.
 """
+
+operated: ContextVar[bool] = ContextVar("natsreceipts_operated", default=False)
+"""Whether the delivery around names an operator. Its runs then have names that notices can be filed on."""
 
 _PREFETCH = (16 * 1024, 4 * 1024 * 1024)
 """Bytes of the largest record that is prefetched, and of all of them."""
@@ -175,6 +179,8 @@ class Run:
     ) -> None:
         # Bad names and settings are refused here, not at the first call.
         ReceiptKey(tenant, run, "-", "0" * 64)
+        if operated.get():
+            check_run(run)
         self.tenant = tenant
         self.run = run
         self._notices = notices
@@ -202,6 +208,8 @@ class Run:
         return self._notices.of(self.tenant, self.run)
 
     async def __aenter__(self) -> Self:
+        if operated.get():
+            check_run(self.run)
         self._entered += 1
         _scope.set(_Scope(self, _scope.get()))
         if self._entered == 1 and delivered.get() != 1:

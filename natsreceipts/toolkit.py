@@ -7,15 +7,18 @@ import logging
 import os
 import re
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from natsreceipts._jetstream import BucketSpec, bind, bind_objects, checked_servers, opened, provision_objects
 from natsreceipts._jetstream import provision as make
+from natsreceipts.announce import Announcer
 from natsreceipts.attempts import Attempts
 from natsreceipts.background import Pulse, Stragglers
 from natsreceipts.delivery import Delivery, JetStreamMessage, deliver
 from natsreceipts.errors import InvalidName, InvalidSetting
 from natsreceipts.identity import Digest, sha256_hex
+from natsreceipts.notice import check_text
 from natsreceipts.notices import NoticeBoard
 from natsreceipts.options import CallOptions
 from natsreceipts.payloads import PayloadStore
@@ -45,6 +48,7 @@ class Toolkit:
         receipts: ReceiptStore,
         sessions: Sessions,
         notices: NoticeBoard,
+        announcer: Announcer,
         attempts: Attempts,
         *,
         digest: Digest,
@@ -56,6 +60,7 @@ class Toolkit:
         """The session logs: `Sessions.open`."""
         self.notices = notices
         """The notices of the endpoint ``local``: `NoticeBoard.file`. ``run.notices`` are those of a tenant's run."""
+        self._announcer = announcer
         self._digest = digest
         self._defaults = defaults
         self._attempts = attempts
@@ -91,7 +96,7 @@ class Toolkit:
         )
 
     def delivery(
-        self, msg: JetStreamMessage, *, terminate: bool = False, progress: float = 5.0
+        self, msg: JetStreamMessage, *, operator: str | None = None, terminate: bool = False, progress: float = 5.0
     ) -> AbstractAsyncContextManager[Delivery]:
         """An async context manager around one JetStream message: the turn that it asks for.
 
@@ -102,9 +107,16 @@ class Toolkit:
         a message up instead); after a second, doubling up to a minute, on the host's own errors; at once when it is
         cancelled. In a redelivery calls read their receipt before
         they claim.
+
+        ``operator`` names who is told of what needs a person: on the call's run a notice is filed to that agent, at
+        the endpoint of its tenant, once for each ambiguity. (It is logged where that fails.) Runs in such a delivery
+        need names that notices have room for: InvalidName.
         """
         _check("progress", progress, (int, float), 0.01, 3600)
-        return deliver(msg, terminate=terminate, progress=progress)
+        if operator is not None:
+            check_text("operator", operator)
+        tell = partial(self._announcer.needs_a_person, operator) if operator is not None else None
+        return deliver(msg, terminate=terminate, progress=progress, tell=tell)
 
 
 def _check(name: str, value: object, kind: type | tuple[type, ...], least: float, most: float) -> None:
@@ -194,10 +206,13 @@ async def connect(
             )
         payloads = PayloadStore(objects, inline_limit=inline_limit)
         attempts = Attempts(bucket, payloads, worker=worker, session_stream=stream_mark(stream))
+        board = NoticeBoard(notices)
+        announcer = Announcer(board, bucket.nonce)
         toolkit = Toolkit(
-            ReceiptStore(bucket, attempts),
+            ReceiptStore(bucket, attempts, announcer),
             Sessions(stream, attempts, digest=digest),
-            NoticeBoard(notices),
+            board,
+            announcer,
             attempts,
             digest=digest,
             defaults={"lease": options.lease},

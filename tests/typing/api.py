@@ -7,10 +7,12 @@ A comment that ignores an error is an assertion here: pyright complains where th
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, assert_type
 
 import natsreceipts
 from natsreceipts import (
+    AlreadyConsumed,
     AmbiguousCall,
     BucketReplaced,
     Call,
@@ -20,11 +22,18 @@ from natsreceipts import (
     CorruptRecord,
     Effect,
     ErrorKind,
+    FiledNotice,
+    InvalidFact,
     LeaseLost,
     LoadedSession,
     NatsReceiptsError,
     NotApplied,
     NotCanonical,
+    Notice,
+    NoticeBoard,
+    NoticeConflict,
+    NoticeSpec,
+    NoticeStatus,
     NotProvisioned,
     NotRecorded,
     PermissionDenied,
@@ -36,6 +45,7 @@ from natsreceipts import (
     RecoveredCall,
     RequestView,
     Run,
+    RunNoticeFact,
     SessionBusy,
     SessionConflict,
     SessionEntry,
@@ -82,6 +92,9 @@ async def toolkits() -> None:
         assert_type(toolkit.run("acme", "run-1"), Run)
         assert_type(toolkit.sessions, Sessions)
         assert_type(toolkit.sessions.open("acme", "chat-7", dialect="anthropic"), SessionLog)
+        assert_type(toolkit.notices, NoticeBoard)
+        assert_type(toolkit.notices.at("prod_acme"), NoticeBoard)
+        assert_type(toolkit.run("acme", "run-1").notices, NoticeBoard)
     async with natsreceipts.connect(["nats://a", "nats://b"]):
         pass
     natsreceipts.connect(17)  # pyright: ignore[reportArgumentType]
@@ -169,6 +182,37 @@ async def reading(receipts: ReceiptStore, key: ReceiptKey) -> None:
         assert_type(one, Receipt)
     receipts.list(status="done")  # pyright: ignore[reportArgumentType]
     assert_type(await receipts.resolve(key, revision=1, not_applied=True, by="ann", reason="asked"), Receipt)
+    await receipts.resolve(key, revision=1, completed=1, by="ann", reason="asked", notify="planner")
+
+
+async def notices(board: NoticeBoard) -> None:
+    """Notices: one to one agent, several to several."""
+    fact = RunNoticeFact("build", "ok", {"n": 1, "why": "x", "late": True})
+    one = await board.file(run="r", step="s", request_id="q", addressee="a", fact=fact, at=1)
+    assert_type(one, FiledNotice)
+    assert_type(one.created, bool)
+    plain = {"decision": "build", "outcome": "ok"}
+    assert_type(await board.file(step="s", request_id="q", addressees=["a", "b"], fact=plain), list[FiledNotice])
+    await board.file(step="s", request_id="q", addressee="a", addressees=["b"], fact=fact)  # pyright: ignore[reportCallIssue]
+    await board.file(step="s", request_id="q", fact=fact)  # pyright: ignore[reportCallIssue]
+    assert_type(await board.read(run="r", addressee="a", notice_id=one.notice_id), Notice | None)
+    assert_type(await board.list(run="r", addressee="a"), list[Notice])
+    assert_type(await board.list_run(run="r"), list[Notice])
+    assert_type(await board.pending(addressee="a"), list[Notice])
+    assert_type(await board.unconsumed_steps(run="r"), set[str])
+    assert_type(await board.consume(addressee="a", notice_id=one.notice_id, by="turn-1"), NoticeStatus)
+    watch = board.watch(run="r", addressee="a")
+    assert_type(watch, AsyncGenerator[Notice, None])
+    async for notice in watch:
+        assert_type(notice.spec, NoticeSpec)
+        assert_type(notice.spec.fact.decision, str)
+        assert_type(notice.spec.at, int)
+        assert_type(notice.spec_revision, int)
+        assert_type(notice.consumed, NoticeStatus | None)
+        assert_type(board.render([notice]), str)
+        notice.notice_id = "x"  # pyright: ignore[reportAttributeAccessIssue]
+    assert_type(natsreceipts.notice_addressee_id("a"), str)
+    assert_type(natsreceipts.run_notice_id("q", "a"), str)
 
 
 async def sessions(session: SessionLog, run: Run) -> None:
@@ -310,5 +354,14 @@ def errors(error: NatsReceiptsError) -> None:
             assert_type(error.path, str)
         case NotApplied():
             raise error
+        case InvalidFact():
+            assert_type(error.field, str)
+            assert_type(error.limit, str)
+        case NoticeConflict():
+            assert_type(error.existing, NoticeSpec | None)
+            assert_type(error.refused, NoticeSpec)
+        case AlreadyConsumed():
+            assert_type(error.by, str)
+            assert_type(error.consumed_at, int)
         case _:
             pass
