@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import get_args
 
 import natsreceipts
+from natsreceipts import NoticeSpec, NoticeStatus, RunNoticeFact
+from natsreceipts.announce import NEEDS_A_PERSON
 from natsreceipts.identity import sha256_hex
 from natsreceipts.payload import unpack
 from natsreceipts.wire import CloseInfo, EntryKind, EntryRecord, ReceiptRecord, ReceiptSaid
@@ -20,16 +22,17 @@ SESSIONS = (DOCS / "sessions.md").read_text(encoding="utf-8")
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-async def test_the_examples_run(server, namespace, nc):
+async def test_the_examples_run(server, namespace, nc, capsys):
     async with natsreceipts.connect(server.url, namespace=namespace, provision=True) as toolkit:
         async with toolkit.run("acme", "order 42").call("send_email", {"to": "ann@example.com"}) as call:
             call.result = "sent"
         kv = await nc.jetstream().key_value(f"{namespace}-receipts")
-        names = {"toolkit": toolkit, "call": call, "kv": kv, "json": json}
+        names = {"toolkit": toolkit, "call": call, "kv": kv, "json": json, "natsreceipts": natsreceipts}
         for page in sorted(DOCS.glob("*.md")):
             if page.name != "sessions.md":
                 for code in PYTHON.findall(page.read_text(encoding="utf-8")):
                     await run(code, page.name, names)
+    assert 'build | approved | budget=1200 by="ann"' in capsys.readouterr().out
 
 
 async def run(code, page, names):
@@ -109,6 +112,25 @@ def test_links_lead_somewhere():
     for page in DOCS.glob("*.md"):
         for target in re.findall(r"\]\((?!https:)([^)#]+)", PYTHON.sub("", page.read_text(encoding="utf-8"))):
             assert (DOCS / target).is_file(), target
+
+
+def test_every_field_of_a_notice_is_listed():
+    section = WIRE.split("\n## A notice\n")[1].split("\n## ")[0]
+    fact = RunNoticeFact("a", "b")
+    records = [
+        NoticeSpec(run="r", step="s", addressee="a", fact=fact, at=0),
+        NoticeStatus(consumed_at=0, by="t", observed_spec_revision=1),
+    ]
+    written = [name for record in records for name in json.loads(record.to_bytes())]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == written
+
+
+def test_every_decision_is_listed():
+    page = (DOCS / "notices.md").read_text(encoding="utf-8")
+    table = page.split("| decision | when |\n")[1]
+    cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    listed = {name for cell in cells for name in re.findall(r"`([\w-]+)`", cell)}
+    assert listed == {*NEEDS_A_PERSON.values(), "call-resolved"}
 
 
 def test_the_extension_types_are_the_ones_that_are_read():
