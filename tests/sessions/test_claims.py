@@ -116,12 +116,19 @@ async def test_two_sessions_in_one_task(desk):
     await names(mine, three)
 
 
-async def test_of_two_sessions_of_one_run_the_last_append_is_named(desk):
+async def test_a_call_answers_to_the_fences_of_every_session_of_its_run(desk):
+    """Which of them it was asked for in cannot be known; where it is said, that one counts."""
     mine, theirs = desk(session="a"), desk(session="b")
     one = await mine.asks(("t1", "send", ARGS))
     two = await theirs.asks(("t1", "send", ARGS))
-    await names(mine, two)
-    await names(mine, one, entry=one)
+    for expected in (one, two):
+        await names(mine, expected)
+        await names(mine, expected, entry=expected)
+    args = {"n": next(serial)}
+    await mine.stands("send", args, "withdrawn", fences={"a": one.seq, "b": two.seq - 1})
+    with pytest.raises(CallWithdrawn):
+        await mine.run.execute("send", args, Effect())
+    assert await mine.run.execute("send", args, Effect("said"), entry=two) == "said"
 
 
 async def test_an_entry_without_a_run_is_named_by_nobody(desk):

@@ -859,25 +859,148 @@ async def test_a_close_gives_way_to_the_result_of_its_own_attempt(desk, nc, name
         assert await waker.context() == [("t1", "it landed"), before[1]]
         assert await waker.context() == [("t1", "it landed"), before[1]]
         assert await desk.at(other).context() == [("t1", "it landed"), before[1]]
-        assert (await waker.wakes("send")).recovered == ()
-    # The log itself says what it said.
+    # The log itself says what it said, until the next wake puts it in.
     assert "it landed" not in json.dumps(await desk.entries())
+    (settled,) = (await waker.wakes("send")).recovered
+    assert (settled.tool_call_id, settled.text, settled.error_kind, settled.said) == (
+        "t1",
+        "it landed",
+        None,
+        "completed",
+    )
+    assert (await desk.entries())[-1]["id"] == settled.entry_id
+    async with desk.quiet():
+        assert (await waker.wakes("send")).recovered == ()
+        assert await waker.context() == [("t1", "it landed"), before[1]]
 
 
-async def test_a_close_gives_way_to_what_a_person_settles(desk):
-    desk = desk()
-    await desk.asks(("t1", "send", {"n": 1}), ("t2", "send", {"n": 2}))
-    for n in (1, 2):
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_close_gives_way_to_what_a_person_settles(desk, other, dialect):
+    """That it landed is shown at once; that it did not, only once a wake has seen to it that it cannot any more."""
+    desk = desk(dialect)
+    await desk.hears()
+    await desk.asks(("t1", "send", {"n": 1}), ("t2", "send", {"n": 2}), ("t3", "send", {"n": 3}))
+    for n in (1, 2, 3):
         await desk.stands("send", {"n": n}, "ambiguous")
-    first, second = (await desk.wakes("send")).recovered
-    assert {first.error_kind, second.error_kind} == {UNKNOWN}
+    closes = (await desk.wakes("send")).recovered
+    assert {each.error_kind for each in closes} == {UNKNOWN}
     receipts = desk.toolkit.receipts
     by = {"by": "ada", "reason": "looked"}
-    await receipts.resolve(desk.key("send", {"n": 1}), revision=first.revision, completed="it is there", **by)
-    await receipts.resolve(desk.key("send", {"n": 2}), revision=second.revision, not_applied=True, **by)
-    found = dict(await desk.context())
-    assert found["t1"] == "it is there"
-    assert found["t2"] == "the call was not carried out: looked"
+    await receipts.resolve(desk.key("send", {"n": 1}), revision=closes[0].revision, completed="it is there", **by)
+    await receipts.resolve(desk.key("send", {"n": 2}), revision=closes[1].revision, not_applied=True, **by)
+    async with desk.quiet():
+        assert await desk.context() == [("t1", "it is there"), *((each.tool_call_id, each.text) for each in closes[1:])]
+        dry = await desk.wakes("send", dry_run=True)
+    assert await desk.fence("send", {"n": 2}) is None
+    reports = await asyncio.gather(desk.wakes("send"), desk.at(other).wakes("send"))
+    told = sorted((each for report in reports for each in report.recovered), key=lambda each: each.tool_call_id)
+    assert [(each.tool_call_id, each.text, each.error_kind, each.said) for each in told] == [
+        ("t1", "it is there", None, "completed"),
+        ("t2", "the call was not carried out: looked", None, "failed"),
+    ]
+    assert [(each.tool_call_id, each.text) for each in dry.recovered] == [
+        (each.tool_call_id, each.text) for each in told
+    ]
+    assert await desk.fence("send", {"n": 2}) is not None
+    for each in (desk, desk.at(other)):
+        async with desk.quiet():
+            assert (await each.wakes("send")).recovered == ()
+            assert [text for _, text in await each.context()] == [
+                "it is there",
+                "the call was not carried out: looked",
+                closes[2].text,
+            ]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("settled", ["completed", "not applied"])
+@pytest.mark.parametrize("second", ["open", "closed", "answered", "held"])
+async def test_what_is_settled_late_is_of_its_own_call(desk, dialect, settled, second):
+    """The id was used again since: what the first call came to answers no other."""
+    desk = desk(dialect)
+    await desk.asks(("call_0", "send", ARGS))
+    revision = await desk.stands("send", ARGS, "ambiguous")
+    (first,) = (await desk.wakes("send")).recovered
+    await desk.hears("more")
+    await desk.asks(("call_0", "send", {"to": "bob"}))
+    if second == "closed":
+        await desk.wakes("send")
+    elif second == "answered":
+        await desk.gets("call_0", "sent to bob")
+    elif second == "held":
+        await desk.log.suspend(["call_0"])
+    said = {"completed": "sent to ada"} if settled == "completed" else {"not_applied": True}
+    await desk.toolkit.receipts.resolve(desk.key("send", ARGS), revision=revision, by="ada", reason="looked", **said)
+    report = await desk.wakes("send")
+    assert [each.error_kind for each in report.recovered] == ([NEVER] if second == "open" else [])
+    texts = [text for _, text in await desk.context()]
+    assert texts[0] == ("sent to ada" if settled == "completed" else first.text)
+    words = {"answered": "sent to bob", "held": "on hold"}.get(second, "never started")
+    assert words in texts[1]
+    async with desk.quiet():
+        assert (await desk.wakes("send")).recovered == ()
+
+
+async def test_equal_calls_are_settled_together(desk):
+    desk = desk()
+    await desk.asks(("t1", "send", ARGS), ("t2", "send", ARGS))
+    revision = await desk.stands("send", ARGS, "ambiguous")
+    await desk.wakes("send")
+    await desk.toolkit.receipts.resolve(
+        desk.key("send", ARGS), revision=revision, not_applied=True, by="ada", reason="looked"
+    )
+    told = (await desk.wakes("send")).recovered
+    assert [(each.tool_call_id, each.text) for each in told] == [
+        (call_id, "the call was not carried out: looked") for call_id in ("t1", "t2")
+    ]
+    assert dict(await desk.context()) == {each.tool_call_id: each.text for each in told}
+
+
+async def test_what_was_summed_up_is_not_settled(desk):
+    desk = desk()
+    await desk.asks(("t1", "send", ARGS))
+    revision = await desk.stands("send", ARGS, "ambiguous")
+    await desk.wakes("send")
+    await desk.log.compact({"role": "user", "content": "so far"})
+    await desk.toolkit.receipts.resolve(
+        desk.key("send", ARGS), revision=revision, completed="there", by="ada", reason="looked"
+    )
+    async with desk.quiet():
+        assert (await desk.wakes("send")).recovered == ()
+        assert await desk.context() == []
+
+
+async def test_a_late_completion_after_the_model_was_told_that_it_did_not_land(desk):
+    """A person was mistaken, the model has read it, and the holder comes back: the truth is shown, once."""
+    desk = desk("anthropic")
+    await desk.asks(("t1", "send", ARGS))
+    go, entered = asyncio.Event(), asyncio.Event()
+
+    async def body():
+        entered.set()
+        await go.wait()
+        return "it landed after all"
+
+    holder = asyncio.create_task(desk.run.execute("send", ARGS, body))
+    await entered.wait()
+    record = await desk.receipt("send", ARGS)
+    last = (await newest(desk.nc, desk.namespace, desk.key("send", ARGS))).seq
+    await put(desk.nc, desk.namespace, desk.key("send", ARGS), record | {"status": "ambiguous"}, last=last)
+    (first,) = (await desk.wakes("send")).recovered
+    assert first.error_kind == UNKNOWN
+    await desk.toolkit.receipts.resolve(
+        desk.key("send", ARGS), revision=first.revision, not_applied=True, by="ada", reason="I saw nothing"
+    )
+    (second,) = (await desk.wakes("send")).recovered
+    assert second.text == "the call was not carried out: I saw nothing"
+    go.set()
+    assert await holder == "it landed after all"
+    assert await desk.context() == [("t1", "it landed after all")]
+    await desk.wakes("send")
+    assert await desk.context() == [("t1", "it landed after all")]
+    async with desk.quiet():
+        assert (await desk.wakes("send")).recovered == ()
+    assert await desk.context() == [("t1", "it landed after all")]
 
 
 async def test_a_later_attempt_is_not_the_one_that_was_told_of(desk):

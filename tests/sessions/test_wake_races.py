@@ -73,6 +73,22 @@ async def answers(desk):
 STATES = [None, ("completed", {}), ("ambiguous", {}), ("running", {"leaseMs": 1}), None]
 
 
+async def test_two_wakes_of_one_log(desk):
+    """Two tasks share a log: each call is closed once."""
+    for turn in range(5):
+        mine = desk("anthropic", session=f"chat-{turn}")
+        calls = {f"t{n}": {"turn": turn, "n": n} for n in range(len(STATES))}
+        await mine.asks(*((call_id, "send", args) for call_id, args in calls.items()))
+        for state, args in zip(STATES, calls.values(), strict=True):
+            if state is not None:
+                await mine.stands("send", args, state[0], **state[1])
+        reports = await asyncio.gather(*(mine.wakes("send") for _ in range(3)), mine.hears("in between"))
+        told = [each.tool_call_id for report in reports[:3] for each in report.recovered]
+        assert sorted(told) == sorted(calls)
+        assert await answers(mine) == dict.fromkeys(calls, 1)
+        await mine.context()
+
+
 @pytest.mark.parametrize("dialect", ["anthropic", "openai-chat"])
 async def test_two_wakers_close_every_call_once(desk, other, dialect):
     for turn in range(10):
@@ -528,7 +544,6 @@ async def test_a_resumed_call_is_claimed_from_its_resume(desk, other):
     assert resumed.seq > called.seq
 
 
-@pytest.mark.xfail(strict=True, reason="11")
 async def test_a_stalled_worker_after_a_person_said_that_it_did_not_land(desk, other):
     """What the model has read must stay true: either it is not told that yet, or nobody from before can run it."""
     host = desk()
@@ -567,7 +582,6 @@ async def test_the_models_new_call_after_a_person_said_that_it_did_not_land(desk
     assert found["t1"] != "new"
 
 
-@pytest.mark.xfail(strict=True, reason="12")
 async def test_a_stalled_worker_that_used_another_session_of_the_run(desk, other):
     """Its first call is an agent with a session of its own, in the same run; then it stalls, and is woken without."""
     outer, inner = desk(session="outer"), desk(session="inner")
