@@ -159,14 +159,16 @@ def _with(branch: Branch, entry: SessionEntry) -> Branch:
             if call_id in sites:
                 sites[call_id] = sites[call_id]._replace(released=entry)
         return branch._replace(suspended=suspended.difference(entry.tool_call_ids))
+    message = entry.message
+    if message is None:
+        return branch
     branch.shown.append(entry)
-    if entry.kind == "message" and entry.close is None:
-        view = view_of(entry.body, dialect=entry.dialect)
-        for call in view.calls:
-            sites[call.id] = CallSite(call, entry, None)
-        if suspended:  # what was on hold was an earlier call of that id, or is answered now
-            answered = [result.id for result in view.results if result.error_kind is None]
-            suspended = suspended.difference([call.id for call in view.calls], answered)
+    view = view_of(message, dialect=entry.dialect)
+    for call in view.calls:
+        sites[call.id] = CallSite(call, entry, None)
+    if suspended:  # what was on hold was an earlier call of that id, or is answered now
+        answered = [result.id for result in view.results if result.error_kind is None]
+        suspended = suspended.difference([call.id for call in view.calls], answered)
     return branch._replace(suspended=suspended) if suspended is not branch.suspended else branch
 
 

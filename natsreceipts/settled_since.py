@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from natsreceipts.errors import CorruptRecord, PayloadMissing, ReceiptErased, UnsupportedRecord
 from natsreceipts.fence import newest
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from natsreceipts._jetstream import Bucket
     from natsreceipts.attempts import Attempts
+    from natsreceipts.dialects.base import Message
     from natsreceipts.entries import Branch, SessionEntry
     from natsreceipts.fence import Pace
     from natsreceipts.wire import ReceiptSaid
@@ -46,9 +47,7 @@ def unsettled(branch: Branch) -> list[SessionEntry]:
         return []
     answers: dict[str, SessionEntry | None] = {}
     for entry in branch.shown:
-        if entry.kind != "message":
-            continue
-        view = view_of(entry.body, dialect=entry.dialect)
+        view = view_of(cast("Message", entry.message), dialect=entry.dialect)
         for call in view.calls:
             answers.pop(call.id, None)
         for result in view.results:

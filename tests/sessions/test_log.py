@@ -216,38 +216,32 @@ async def fill(nc, namespace, session, bodies, *, beside=(), already=0):
     await until(stored, timeout=30)
 
 
-async def test_many_entries_are_loaded_whole_and_in_order(toolkit, nc, namespace, server, proxy):
-    """More than a page by number (4,096), among those of other sessions."""
-    bodies = [say(f"{n}") for n in range(9000)]
-    await fill(nc, namespace, "chat", bodies, beside=["chat-1"])
+async def test_many_entries_are_loaded_whole_and_in_order(toolkit, nc, namespace, proxy):
+    """More than a page by number (4,096), among those of another session, and in time that grows with the entries
+    alone: by this process's own time, so that others on the machine do not matter."""
+    sizes = {"small": 700, "chat": 5600}
+    await fill(nc, namespace, "small", [say(f"{n}") for n in range(700)])
+    bodies = [say(f"{n}") for n in range(5600)]
+    await fill(nc, namespace, "chat", bodies, beside=["chat-1"], already=700)
     async with toolkit_of(proxy.url, namespace) as far:
         log = far.sessions.open("acme", "chat")
         proxy.forget()
         loaded = await log.load()
-        asked = proxy.published("$JS.API.DIRECT.GET.>")
-        assert len(asked) <= 5, "a few requests, not one for each"
+        assert len(proxy.published("$JS.API.DIRECT.GET.>")) <= 4, "a few requests, not one for each"
         assert loaded.messages == bodies
-        assert [entry.id for entry in loaded.entries] == [f"e{n}" for n in range(9000)]
+        assert [entry.id for entry in loaded.entries] == [f"e{n}" for n in range(5600)]
         entry = await log.append(say("one more"))
-        assert entry.parent_id == "e8999"
-        assert len((await log.load()).messages) == 9001
-    assert len((await toolkit.sessions.open("acme", "chat").load()).messages) == 9001
-
-
-async def test_loading_grows_with_the_entries_and_not_faster(toolkit, nc, namespace):
-    """By this process's own time, so that others on the machine do not matter."""
+        assert entry.parent_id == "e5599"
+        assert len((await log.load()).messages) == 5601
     per_entry = {}
-    total = 0
-    for size in (1_000, 8_000):
-        await fill(nc, namespace, f"s{size}", [say(f"{n}") for n in range(size)], already=total)
-        total += size
+    for name, size in sizes.items():
         took = []
         for _ in range(3):
             start = time.process_time()
-            assert len((await toolkit.sessions.open("acme", f"s{size}").load()).entries) == size
+            await toolkit.sessions.open("acme", name).load()
             took.append(time.process_time() - start)
-        per_entry[size] = min(took) / size
-    assert per_entry[8_000] < 3 * per_entry[1_000], per_entry
+        per_entry[name] = min(took) / size
+    assert per_entry["chat"] < 3 * per_entry["small"], per_entry
 
 
 async def test_large_entries_are_loaded_whole_and_in_order(toolkit, nc, namespace):
@@ -356,8 +350,10 @@ async def test_writers_that_race_lose_nothing_and_repeat_nothing(toolkit, other,
                 break
 
     logs = [each.sessions.open("acme", "chat") for each in (toolkit, other, other)]
+    for log in logs:
+        await log.load()
     await asyncio.gather(*(writes(log, name) for log, name in zip(logs, "abc", strict=True)))
-    assert refused
+    assert refused >= 2
     entries = await entries_on_server(nc, namespace)
     assert sorted(entry["body"]["content"] for entry in entries) == sorted(f"{x} {n}" for x in "abc" for n in range(30))
     for before, entry in zip([None, *entries], entries, strict=False):
