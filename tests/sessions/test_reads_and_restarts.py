@@ -279,19 +279,7 @@ ODD = {
 }
 
 
-_CALLING = [pytest.mark.xfail(strict=True, reason="13")]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=_CALLING if name in ("a compaction that calls", "a close that calls", "a marker that calls") else [],
-        )
-        for name in ODD
-    ],
-)
+@pytest.mark.parametrize("name", ODD)
 async def test_odd_entries_of_others(desk, nc, namespace, name):
     """Nothing but an error of ours, and never a word that is not so."""
     desk = desk()
