@@ -35,7 +35,7 @@ import natsreceipts
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
-LEASE = 2.0  # seconds of silence after which the next worker takes over: short, since somebody is watching
+LEASE = 1.5  # seconds of silence after which the next worker takes over: short, since somebody is watching
 PLAN = [{"shape": ("circle", "square", "star")[n % 3], "x": 7 * n, "y": n * n} for n in range(1, 21)]
 POINTS = [f"{n}:{point}" for n in range(1, len(PLAN) + 1) for point in ("before", "during", "after")]
 KILLS = ["3:before", "9:during", "17:after"]  # between two steps; in the request; done, and not yet on record

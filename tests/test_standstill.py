@@ -69,17 +69,14 @@ def test_whose_shared_fixture_failed_over_a_standstill(shared):
     assert shared == "made"
 
 def test_that_always_fails():
-    stand_still()
+    runs.append("always")
+    if runs.count("always") == 1:
+        stand_still()
     raise OSError("always")
 
 def test_that_failed_on_a_quiet_machine():
     runs.append("quiet")
     assert runs.count("quiet") == 2
-
-def test_that_passed_over_a_standstill():
-    runs.append("passed")
-    stand_still()
-    assert runs.count("passed") == 1
 '''
 
 
@@ -112,7 +109,6 @@ def test_what_fails_over_a_standstill_is_run_once_more(tmp_path, options):
         "PASSED whose_shared_fixture_failed_over_a_standstill",
         "FAILED that_always_fails",
         "FAILED that_failed_on_a_quiet_machine",
-        "PASSED that_passed_over_a_standstill",
     }
     said = done.stdout.split(" standstill =")[1]
     assert "3 tests were run again because the machine stood still" in said

@@ -79,8 +79,11 @@ async def no_writes(nc, namespace):
 
 
 @asynccontextmanager
-async def counted_writes(nc, namespace):
-    """The writes to the bucket meanwhile, also refused ones; whole once the context is left."""
+async def counted_writes(nc, namespace, *, least=0):
+    """The writes to the bucket meanwhile, also refused ones; whole once the context is left.
+
+    ``least`` of them are waited for: a server may answer a write before it passes it on.
+    """
     writes, marker = [], asyncio.Event()
 
     async def take(message):
@@ -95,8 +98,10 @@ async def counted_writes(nc, namespace):
     await nc.flush()
     try:
         yield writes
-        await nc.publish(fence, b"counted")
         async with asyncio.timeout(30):
+            while len(writes) < least:
+                await asyncio.sleep(0.01)
+            await nc.publish(fence, b"counted")
             await marker.wait()
     finally:
         await subscription.unsubscribe()

@@ -638,7 +638,7 @@ async def test_cancelled_while_its_claims_answer_is_lost(far, proxy, namespace, 
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not seen.empty()
+        await asyncio.wait_for(seen.get(), 30)
     record = await stored(nc, namespace, run.key("send", ARGS))
     assert (record["status"], record["error"]["notApplied"]) == ("failed", True)
     assert await run.execute("send", ARGS, effect) == "done"

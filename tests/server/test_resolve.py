@@ -517,7 +517,7 @@ async def test_what_stays_of_the_record(receipts, key, nc, namespace):
 
 async def test_a_resolve_costs_one_write(receipts, key, nc, namespace):
     revision = await stand(nc, namespace, key, "ambiguous")
-    async with counted_writes(nc, namespace) as writes:
+    async with counted_writes(nc, namespace, least=1) as writes:
         await receipts.resolve(key, revision=revision, completed="x", **BY)
     assert len(writes) == 1
     assert writes[0].headers["Nats-Expected-Last-Subject-Sequence"] == str(revision)
