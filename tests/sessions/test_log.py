@@ -1241,5 +1241,13 @@ async def test_what_a_user_may_not_do():
                 await desk.at(toolkits["no_receipts"]).wakes("send")
             with pytest.raises(PermissionDenied):
                 await desk.at(toolkits["no_reads"]).log.load()
+            (dry,) = (await desk.at(toolkits["no_receipts"]).wakes("send", dry_run=True)).recovered
+            assert dry.error_kind == NEVER
         await toolkits["others_sessions"].sessions.open("other", "chat").append(say("mine"))
+        with pytest.raises(PermissionDenied, match="sessions"):  # the fence stands, and nobody is told anything
+            await desk.at(toolkits["no_sessions"]).wakes("send")
+        assert len(await desk.entries()) == 1
+        assert await desk.fence("send", ARGS) is not None
+        (recovered,) = (await desk.wakes("send")).recovered
+        assert (recovered.error_kind, recovered.said) == (NEVER, "withdrawn")
         await desk.at(toolkits["no_receipts"]).hears()

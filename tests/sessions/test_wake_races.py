@@ -7,6 +7,7 @@ import collections
 import contextlib
 import contextvars
 import json
+import pickle
 import random
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
@@ -230,7 +231,33 @@ async def the_log_moves_between_the_fence_and_the_close(near, far, proxy, args):
     await fences_only_rise(host, args)
 
 
+async def a_busy_waker_has_told_nobody(near, far, proxy, args):
+    """One call is fenced, another is claimed meanwhile: no close is appended, and the next wake says it right."""
+    worker, waker = near, far
+    args = [args | {"n": n} for n in range(2)]
+    await worker.asks(("t0", "send", args[0]), ("t1", "send", args[1]))
+    fence = proxy.delay(receipt_write(worker, args[1], "withdrawn"))
+    waking = asyncio.create_task(waker.wakes("send"))
+    await fence.hit()
+    effect = Effect("ran", hold=True)
+    working = asyncio.create_task(worker.run.execute("send", args[1], effect))
+    await effect.started.wait()
+    await fence.release()
+    with pytest.raises(SessionBusy):
+        await waking
+    assert await answers(worker) == {}
+    # The worker that is at it is told to wake first, before a call of which nobody was told anything yet.
+    with contextlib.suppress(CallWithdrawn):
+        await worker.run.execute("send", args[0], Effect("ran too"))
+    effect.go.set()
+    assert await working == "ran"
+    recovered = (await waker.wakes("send")).recovered
+    assert recovered[1].text == "ran"
+    assert (recovered[0].error_kind == NEVER) == ((await worker.receipt("send", args[0]))["status"] == "withdrawn")
+
+
 ORDERS = [
+    a_busy_waker_has_told_nobody,
     a_claim_that_comes_after_the_fence,
     a_fence_that_comes_after_the_claim,
     a_ghost_of_a_fence_does_no_harm,
@@ -512,6 +539,20 @@ async def test_a_stalled_worker_that_names_no_entry(desk, other):
     with pytest.raises(CallWithdrawn):
         await apart(host.at(other).run.execute("send", ARGS, effect))
     assert effect.entered == 0
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a.b c", "ä"])
+async def test_a_stalled_worker_of_a_session_whose_name_is_no_token(desk, other, name):
+    host = desk(session=name)
+    entry = await host.asks(("t1", "send", ARGS))
+    (recovered,) = (await host.wakes("send")).recovered
+    assert recovered.error_kind == NEVER
+    entry = pickle.loads(pickle.dumps(entry))  # handed to it with its job
+    with pytest.raises(CallWithdrawn):
+        await apart(host.at(other).run.execute("send", ARGS, Effect(), entry=entry))
+    again = await host.asks(("t2", "send", ARGS))
+    entry = pickle.loads(pickle.dumps(again))
+    assert await apart(host.at(other).run.execute("send", ARGS, Effect("new"), entry=entry)) == "new"
 
 
 async def test_a_stalled_worker_on_another_branch(desk, other):
