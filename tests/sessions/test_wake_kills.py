@@ -239,8 +239,8 @@ async def provisioned(server, namespace, bucket):
 
 
 async def test_wakes_after_kills(nursery, provisioned, server, namespace, nc, tmp_path):
-    total, _ = await _kills(nursery, server, namespace, nc, tmp_path, kills=6, beside=1)
-    assert total >= 36
+    total, _ = await _kills(nursery, server, namespace, nc, tmp_path, kills=5, beside=1)
+    assert total >= 30
 
 
 @pytest.mark.faults
