@@ -1116,3 +1116,38 @@ async def test_a_result_that_is_deeply_nested(desk, other):
         await host.wakes("send")
         ((_, told),) = await host.at(other).context()
         assert told == value or isinstance(told, str)
+
+
+VALUES = [
+    *("\ud800", {"a": "\ud800"}, {"\ud800": 1}, "", " ", "\x00\u2028</tool>", "x" * 5000),
+    *(float("nan"), float("-inf"), 2**70, -0.0, None, True, b"", b"\xff"),
+    *([], {}, {"": None}, {1: 2, "1": 3}, {None: 1}, (1, (2,))),
+    "[Request interrupted by user]",
+]
+LOOKALIKES = [[{"errorKind": NEVER}], {"natsreceipts": {"errorKind": NEVER}}, {"details": {"errorKind": UNKNOWN}}]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_whatever_a_tool_returns_can_stand_in_a_session(desk, other, dialect):
+    desk = desk(dialect)
+    # Where a value stays a value, the judge cannot tell a field of the tool's from one of ours.
+    values = VALUES + (LOOKALIKES if dialect != "pydantic-ai" else [])
+    await desk.hears()
+    await desk.asks(*((f"t{n}", "send", {"n": n}) for n in range(len(values))))
+    for n, value in enumerate(values):
+
+        async def body(value=value):
+            return value
+
+        await desk.run.execute("send", {"n": n}, body)
+    recovered = (await desk.wakes("send")).recovered
+    assert {each.error_kind for each in recovered} == {None}
+    assert {each.said for each in recovered} == {"completed"}
+    again = desk.at(other)
+    found = await again.context()
+    assert [call_id for call_id, _ in found] == [f"t{n}" for n in range(len(values))]
+    json.dumps((await again.log.context()).messages).encode()
+    async with desk.quiet():
+        assert (await again.wakes("send")).recovered == ()
+    await again.hears("go on")
+    assert await desk.context() == found
