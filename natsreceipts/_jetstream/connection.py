@@ -87,7 +87,8 @@ class Connection:
         subject = self._prefix + "*"
         try:
             self._inbox = await self._subscribe(subject, self._on_reply)
-            await self._client.flush(timeout=max(1, round(timeout)))
+            for _ in range(2):  # nats-py sends the first one's PING ahead of the subscription (measured)
+                await self._client.flush(timeout=max(1, round(timeout)))
         except (TimeoutError, nats.errors.Error, OSError) as error:
             raise Unreachable(f"the NATS server did not answer within {timeout:.0f} s").because(error) from error
         self.check_inbox()
