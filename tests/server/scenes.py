@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, suppress
 
-from support import newest, put, record_of, revisions, writes_to
+from support import flushed, newest, put, record_of, revisions, writes_to
 
 from natsreceipts import AmbiguousCall, StaleRevision
 
@@ -82,7 +82,7 @@ async def no_writes(nc, namespace):
 async def counted_writes(nc, namespace, *, least=0):
     """The writes to the bucket meanwhile, also refused ones; whole once the context is left.
 
-    ``least`` of them are waited for: a server may answer a write before it passes it on.
+    ``least`` of them are waited for: a server may answer a write before it passes it on to others.
     """
     writes, marker = [], asyncio.Event()
 
@@ -95,7 +95,7 @@ async def counted_writes(nc, namespace, *, least=0):
     fence = f"{namespace}.counted"
     subscription = await nc.subscribe(writes_to(namespace), cb=take)
     end = await nc.subscribe(fence, cb=take)
-    await nc.flush()
+    await flushed(nc)
     try:
         yield writes
         async with asyncio.timeout(30):

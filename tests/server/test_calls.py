@@ -13,7 +13,7 @@ import uuid
 
 import pydantic
 import pytest
-from support import LEASE, Effect, client_of, put, record_of, revisions, said, stored, toolkit_of, writes_to
+from support import LEASE, Effect, client_of, flushed, put, record_of, revisions, said, stored, toolkit_of, writes_to
 
 from natsreceipts import (
     AmbiguousCall,
@@ -985,4 +985,4 @@ async def test_a_hosts_own_client_is_not_closed(server, namespace, bucket):
         async with toolkit_of(mine, namespace) as toolkit, toolkit_of(mine, namespace) as second:
             assert await toolkit.run("acme", "run-1").execute("send", ARGS, Effect("wrong")) == "done"
             assert await second.run("acme", "run-2").execute("send", ARGS, Effect()) == "done"
-        await mine.flush()
+        await flushed(mine)

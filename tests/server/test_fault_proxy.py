@@ -12,6 +12,7 @@ import nats.errors
 import pytest
 from nats.js.api import StreamConfig
 from nats.js.errors import APIError, NotFoundError
+from support import flushed
 
 from natsreceipts.testing import FaultProxy, Published, _Parser
 
@@ -84,7 +85,7 @@ async def test_publishes_are_recorded_in_order(proxy, through, stream):
     await claim(through, f"{stream}.a", b"1")
     await claim(through, f"{stream}.a", b"2", last=1)
     await through.publish(f"{stream}.b.c", b"plain")
-    await through.flush()
+    await flushed(through)
     expected = "Nats-Expected-Last-Subject-Sequence"
     assert proxy.published(f"{stream}.*") == [
         Published(f"{stream}.a", {expected: "0"}, b"1"),
@@ -132,7 +133,7 @@ async def test_a_slow_reader_holds_the_server_back_and_loses_nothing(proxy, nc, 
         payload = bytes(900_000)
         for _ in range(30):
             await nc.publish(namespace, payload)
-            await nc.flush()
+            await flushed(nc)
         for _ in range(30):
             assert await reader.readline() == f"MSG {namespace} 1 900000\r\n".encode()
             assert await reader.readexactly(900_002) == payload + b"\r\n"
@@ -245,7 +246,7 @@ async def test_cut_after_store_cuts_at_the_answer(proxy, nc, stream):
 async def test_answer_rules_pass_over_publishes_without_reply(proxy, through, nc, stream):
     fault = proxy.cut_after_store(f"{stream}.a")
     await through.publish(f"{stream}.a", b"no reply")
-    await through.flush()
+    await flushed(through)
     assert fault.hits == []
     assert proxy.connections == 1
 
@@ -343,7 +344,7 @@ async def test_nth_and_count(proxy, through, nc, stream, options, lost):
     fault = proxy.drop(f"{stream}.*", **options)
     for n in range(4):
         await through.publish(f"{stream}.{n}", b"%d" % n)
-    await through.flush()
+    await flushed(through)
     await settled(nc, stream)
     assert [int(m.payload) for m in fault.hits] == lost
     assert [n for n in range(4) if await stored(nc, stream, f"{stream}.{n}") is None] == lost
@@ -453,7 +454,7 @@ async def test_stall_both_ways(proxy, through, nc, stream):
     landed = proxy.observe(f"{stream}.a")
     await proxy.resume()
     await landed.hit()
-    await through.flush()
+    await flushed(through)
     await settled(nc, stream)
     assert await stored(nc, stream, f"{stream}.a") == b"claim"
     assert proxy.connections == 1
@@ -472,7 +473,7 @@ async def test_stall_to_the_client_only(proxy, through, nc, stream):
 
 async def test_stall_to_the_server_only(proxy, through, nc, namespace):
     messages = await through.subscribe(namespace)
-    await through.flush()
+    await flushed(through)
     await proxy.stall("to_server")
     await nc.publish(namespace, b"hello")
     assert (await messages.next_msg(30)).data == b"hello"

@@ -11,6 +11,7 @@ from support import (
     Effect,
     bucket_of,
     client_of,
+    flushed,
     newest,
     put,
     revisions,
@@ -801,7 +802,7 @@ async def test_a_host_client_that_buffers_lets_nothing_land_late(own_server, own
             await run.execute("send", ARGS, Effect("wrong"))
         await own_proxy.accept()
         await until(lambda: _is(mine))
-        await mine.flush()
+        await flushed(mine)
         async with client_of(own_server.url) as direct:
             assert await stored(direct, namespace, run.key("send", ARGS)) is None
         assert await run.execute("send", ARGS, Effect("mine")) == "mine"
