@@ -7,7 +7,7 @@ import json
 
 import pytest
 from session_support import DIALECTS, Desk, last_seqs
-from support import bucket_of, newest, put, revisions, toolkit_of, until
+from support import LEASE, bucket_of, newest, put, revisions, toolkit_of, until
 
 from natsreceipts import NotApplied, SessionBusy, tool
 
@@ -483,7 +483,7 @@ async def test_a_call_that_is_older_than_the_horizon(namespace, nc, short):
     await young.asks(("t1", "send", {"to": "bob"}))
     reader = desk.at(short)
     await reader.log.load()
-    await desk.run.execute("send", ARGS, _done)
+    await desk.run.execute("send", ARGS, _done, lease=LEASE)
     await asyncio.sleep(HORIZON * 0.91)
     (recovered,) = (await young.wakes("send")).recovered
     assert recovered.error_kind == UNKNOWN
