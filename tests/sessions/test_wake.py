@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
 
 import pytest
@@ -917,32 +919,59 @@ async def test_a_close_gives_way_to_what_a_person_settles(desk, other, dialect):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("settled", ["completed", "not applied"])
-@pytest.mark.parametrize("second", ["open", "closed", "answered", "held"])
-async def test_what_is_settled_late_is_of_its_own_call(desk, dialect, settled, second):
+async def test_what_is_settled_late_is_of_its_own_call(desk, dialect):
     """The id was used again since: what the first call came to answers no other."""
-    desk = desk(dialect)
-    await desk.asks(("call_0", "send", ARGS))
-    revision = await desk.stands("send", ARGS, "ambiguous")
-    (first,) = (await desk.wakes("send")).recovered
-    await desk.hears("more")
-    await desk.asks(("call_0", "send", {"to": "bob"}))
-    if second == "closed":
-        await desk.wakes("send")
-    elif second == "answered":
-        await desk.gets("call_0", "sent to bob")
-    elif second == "held":
-        await desk.log.suspend(["call_0"])
-    said = {"completed": "sent to ada"} if settled == "completed" else {"not_applied": True}
-    await desk.toolkit.receipts.resolve(desk.key("send", ARGS), revision=revision, by="ada", reason="looked", **said)
-    report = await desk.wakes("send")
-    assert [each.error_kind for each in report.recovered] == ([NEVER] if second == "open" else [])
-    texts = [text for _, text in await desk.context()]
-    assert texts[0] == ("sent to ada" if settled == "completed" else first.text)
-    words = {"answered": "sent to bob", "held": "on hold"}.get(second, "never started")
-    assert words in texts[1]
-    async with desk.quiet():
-        assert (await desk.wakes("send")).recovered == ()
+    for settled, second in itertools.product(["completed", "not applied"], ["open", "closed", "answered", "held"]):
+        host = desk(dialect, session=f"{settled} {second}")
+        args = {"settled": settled, "second": second}
+        await host.asks(("call_0", "send", args))
+        revision = await host.stands("send", args, "ambiguous")
+        (first,) = (await host.wakes("send")).recovered
+        await host.hears("more")
+        await host.asks(("call_0", "send", args | {"to": "bob"}))
+        if second == "closed":
+            await host.wakes("send")
+        elif second == "answered":
+            await host.gets("call_0", "sent to bob")
+        elif second == "held":
+            await host.log.suspend(["call_0"])
+        said = {"completed": "sent to ada"} if settled == "completed" else {"not_applied": True}
+        await host.toolkit.receipts.resolve(
+            host.key("send", args), revision=revision, by="ada", reason="looked", **said
+        )
+        report = await host.wakes("send")
+        assert [each.error_kind for each in report.recovered] == ([NEVER] if second == "open" else []), args
+        texts = [text for _, text in await host.context()]
+        assert texts[0] == ("sent to ada" if settled == "completed" else first.text), args
+        words = {"answered": "sent to bob", "held": "on hold"}.get(second, "never started")
+        assert words in texts[1], args
+        async with host.quiet():
+            assert (await host.wakes("send")).recovered == (), args
+
+
+@pytest.mark.parametrize("ends", ["completed", "not applied"])
+async def test_a_later_attempt_does_not_settle_an_earlier_close(desk, ends):
+    """A person said that it did not land, and another session made the call before this one was woken."""
+    host, elsewhere = desk(session="here"), desk(session="there")
+    await host.asks(("t1", "send", ARGS))
+    revision = await host.stands("send", ARGS, "ambiguous")
+    (first,) = (await host.wakes("send")).recovered
+    await host.toolkit.receipts.resolve(
+        host.key("send", ARGS), revision=revision, not_applied=True, by="ada", reason="looked"
+    )
+    await elsewhere.asks(("t1", "send", ARGS))
+
+    async def body():
+        if ends == "not applied":
+            raise NotApplied("refused the second time")
+        return "by the second attempt"
+
+    with contextlib.suppress(NotApplied):
+        await elsewhere.run.execute("send", ARGS, body)
+    assert (await host.receipt("send", ARGS))["attempts"] == 2
+    async with host.quiet():
+        assert (await host.wakes("send")).recovered == ()
+        assert await host.context() == [("t1", first.text)]
 
 
 async def test_equal_calls_are_settled_together(desk):

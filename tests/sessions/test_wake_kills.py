@@ -239,8 +239,8 @@ async def provisioned(server, namespace, bucket):
 
 
 async def test_wakes_after_kills(nursery, provisioned, server, namespace, nc, tmp_path):
-    total, _ = await _kills(nursery, server, namespace, nc, tmp_path, kills=5, beside=1)
-    assert total >= 30
+    total, _ = await _kills(nursery, server, namespace, nc, tmp_path, kills=4, beside=1)
+    assert total >= 24
 
 
 @pytest.mark.faults

@@ -292,9 +292,11 @@ async def behind_a_fault(desk, server, fault, match, **which):
         yield desk.at(toolkit)
 
 
-async def test_a_fence_whose_answer_is_lost(desk, server, namespace):
-    async def lost(fault):
-        host = desk(session=fault)
+async def test_writes_of_a_wake_whose_answers_are_lost(desk, server, namespace):
+    """Each of its fences and closes is there once. All at once: most of them wait two seconds for an answer."""
+
+    async def fence(fault):
+        host = desk(session=f"fence-{fault}")
         args = {"fault": fault}
         await host.asks(("t1", "send", args))
         async with behind_a_fault(host, server, fault, receipt_write(host, args, "withdrawn")) as waker:
@@ -304,13 +306,8 @@ async def test_a_fence_whose_answer_is_lost(desk, server, namespace):
         assert await answers(host) == {"t1": 1}
         assert await host.fence("send", args) is not None
 
-    await asyncio.gather(*map(lost, FAULTS))
-
-
-@pytest.mark.parametrize("dialect", ["neutral", "openai-responses"])
-async def test_a_close_whose_answer_is_lost(desk, server, namespace, dialect):
-    async def lost(fault, nth):
-        host = desk(dialect, session=f"{fault}-{nth}")
+    async def close(dialect, fault, nth):
+        host = desk(dialect, session=f"{dialect}-{fault}-{nth}")
         calls = [(f"t{n}", "send", {"fault": fault, "nth": nth, "n": n}) for n in range(2)]
         await host.asks(*calls)
         async with behind_a_fault(host, server, fault, appends(namespace, host.session), nth=nth) as waker:
@@ -320,7 +317,12 @@ async def test_a_close_whose_answer_is_lost(desk, server, namespace, dialect):
         assert [each.entry_id for each in recovered] == [entry["id"] for entry in (await host.entries())[-2:]]
         await host.context()
 
-    await asyncio.gather(*(lost(fault, nth) for fault in FAULTS for nth in (1, 2)))
+    async with asyncio.TaskGroup() as group:
+        for fault in FAULTS:
+            group.create_task(fence(fault))
+            for nth in (1, 2):
+                for dialect in ("neutral", "openai-responses"):
+                    group.create_task(close(dialect, fault, nth))
 
 
 async def test_a_worker_that_appends_its_result_after_the_close(desk, other):
