@@ -12,6 +12,8 @@ from scenes import stand
 from support import bucket_of, stored
 from vendor_rules import RULES
 
+from natsreceipts import SessionBusy
+
 __all__ = ["DIALECTS", "Desk", "assistant", "entries_on_server", "last_seqs", "nothing_written", "stream_of"]
 
 
@@ -144,9 +146,15 @@ class Desk:
         return ((record or {}).get("fences") or {}).get(self.session)
 
     async def wakes(self, *tools, **options):
-        """Wake with these tools guarded, by their arguments as they are."""
+        """Wake with these tools guarded, by their arguments as they are. A lease of a millisecond is waited out."""
         guarded = {name: (lambda arguments: arguments) for name in tools} | options.pop("guarded", {})
-        return await self.log.wake(guarded=guarded, **options)
+        while True:
+            try:
+                return await self.log.wake(guarded=guarded, **options)
+            except SessionBusy as busy:
+                if busy.retry_after > 0.01:
+                    raise
+                await asyncio.sleep(busy.retry_after)
 
     async def context(self):
         """The request, which the vendor's own rules accept without a close on the wire only; (id, text) of results."""
