@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from natsreceipts.errors import CallWithdrawn
 from natsreceipts.wire import ErrorInfo, ReceiptRecord, ResolvedBy, Status
 
 if TYPE_CHECKING:
@@ -175,9 +176,13 @@ class Attempt:
         self.token = record.holder.token if record.holder else ""
         self.body = None
 
-    def withdrawn_by(self, fences: dict[str, int]) -> bool:
-        """Whether fences refuse a claim of this attempt: it is from before one, or does not say from where."""
-        return not self.entries or any(entry.seq <= fences.get(entry.token, -1) for entry in self.entries)
+    def check_fences(self, fences: dict[str, int]) -> None:
+        """Raise CallWithdrawn where fences refuse a claim of this attempt: it is from before one, or says nothing."""
+        if not self.entries:
+            raise CallWithdrawn(self.key)
+        for entry in self.entries:
+            if entry.seq <= fences.get(entry.token, -1):
+                raise CallWithdrawn(self.key, entry=entry)
 
     def let_go(self) -> None:
         """Hold nothing any more."""

@@ -33,7 +33,6 @@ from natsreceipts.decision import (
 )
 from natsreceipts.errors import (
     BucketReplaced,
-    CallWithdrawn,
     CorruptRecord,
     InvalidSetting,
     NatsReceiptsError,
@@ -306,8 +305,8 @@ class Attempts:
         effect = stricter(record.effect or Effect.READ, attempt.effect)
         if record.status == "completed":
             return Blocked(seen, decide(Completed(), effect), effect)
-        if record.fences and attempt.withdrawn_by(record.fences):
-            raise CallWithdrawn(attempt.key, names_entry=bool(attempt.entries))
+        if record.fences:
+            attempt.check_fences(record.fences)
         state: ReceiptState
         expires_in = 0.0
         if record.status == "withdrawn":

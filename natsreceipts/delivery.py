@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from natsreceipts.announce import NEEDS_A_PERSON
+from natsreceipts.entries import forget_since, remembered
 from natsreceipts.errors import (
     CallInFlight,
     CallWithdrawn,
@@ -88,6 +89,7 @@ async def deliver(
         ) from error
     beat = asyncio.get_running_loop().create_task(_keep_in_progress(msg, progress))
     scope, told = delivered.set(delivery.number), operated.set(tell is not None)
+    entries = remembered()
     try:
         yield delivery
     except BaseException as error:
@@ -109,6 +111,7 @@ async def deliver(
         with contextlib.suppress(ValueError):  # the generator was closed in another context
             delivered.reset(scope)
             operated.reset(told)
+            forget_since(entries)
 
 
 async def _stopped(beat: asyncio.Task[None]) -> None:

@@ -30,7 +30,17 @@ if TYPE_CHECKING:
     from natsreceipts.dialects.base import Message, ToolCall
     from natsreceipts.wire import CloseInfo, EntryKind, ReceiptSaid
 
-__all__ = ["Branch", "CallSite", "SessionEntry", "ambient_entries", "branch_of", "extended", "remember_entry"]
+__all__ = [
+    "Branch",
+    "CallSite",
+    "SessionEntry",
+    "ambient_entries",
+    "branch_of",
+    "extended",
+    "forget_since",
+    "remember_entry",
+    "remembered",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +195,16 @@ def remember_entry(entry: SessionEntry) -> None:
     session = (entry.stream, entry.tenant, entry.session)
     others = [other for other in _ambient.get() if (other.stream, other.tenant, other.session) != session]
     _ambient.set((*others, entry)[-_MOST_SESSIONS:])
+
+
+def remembered() -> tuple[SessionEntry, ...]:
+    """What the ambient scope holds now."""
+    return _ambient.get()
+
+
+def forget_since(before: tuple[SessionEntry, ...]) -> None:
+    """Go back to what was `remembered`, at the end of a turn: the next one in this task is not of its sessions."""
+    _ambient.set(before)
 
 
 def ambient_entries(tenant: str, run: str, *, stream: str | None) -> tuple[SessionEntry, ...]:

@@ -269,17 +269,18 @@ class CallTimedOut(ReceiptError, TimeoutError):
 class CallWithdrawn(ReceiptError):
     """The model was told that this call never started; a claim from before that is refused."""
 
-    def __init__(self, key: ReceiptKey | str, *, names_entry: bool = True) -> None:
-        self.names_entry = names_entry
+    def __init__(self, key: ReceiptKey | str, *, entry: SessionEntry | None = None) -> None:
+        self.entry = entry
         says = (
-            "and this claim is from before that"
-            if names_entry
+            f"and this claim is from before that (entry {entry.seq} of session {entry.session})"
+            if entry is not None
             else "and this claim does not say from where in the session it is (no entry= and no ambient entry)"
         )
         super().__init__(
             key,
             f"the session was closed over this call, so the model was told that it did not start or what it came to, "
-            f"{says}; nothing was executed. Wake the session, and call from the entry with the model's newest call",
+            f"{says}; nothing was executed. Wake the session, and call from the entry with the model's newest call: "
+            f"entry= names it, where the ambient one is another",
         )
 
 

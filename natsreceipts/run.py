@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast, overload
 from natsreceipts.background import Pulse, Stragglers, see_through
 from natsreceipts.decision import Effect
 from natsreceipts.entering import recorded
-from natsreceipts.entries import ambient_entries
+from natsreceipts.entries import ambient_entries, forget_since, remembered
 from natsreceipts.errors import (
     CallInFlight,
     InvalidSetting,
@@ -47,6 +47,7 @@ _T = TypeVar("_T")
 class _Scope(NamedTuple):
     run: Run
     outer: _Scope | None
+    entries: tuple[SessionEntry, ...]
 
 
 _scope: ContextVar[_Scope | None] = ContextVar("natsreceipts_run", default=None)
@@ -211,7 +212,7 @@ class Run:
         if operated.get():
             check_run(self.run)
         self._entered += 1
-        _scope.set(_Scope(self, _scope.get()))
+        _scope.set(_Scope(self, _scope.get(), remembered()))
         if self._entered == 1 and delivered.get() != 1:
             try:
                 await self._prefetch()
@@ -241,6 +242,8 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         scope = _scope.get()
+        if scope is not None:
+            forget_since(scope.entries)
         _scope.set(scope.outer if scope is not None else None)
         self._entered -= 1
         if self._entered == 0:

@@ -72,6 +72,8 @@ class SessionStore:
         self.entries: dict[str, SessionEntry] = {}
         """Every entry that was read, by id, in order."""
         self.last_seq = 0
+        self.known_seq = 0
+        """The last sequence that the host knows of: `last_seq`, unless more was only shown (`glance`)."""
         self._expected = 0
         """The session's last sequence on the server: `last_seq`, or 0 where all of it has expired."""
         self._stream = stream_mark(bucket)
@@ -118,9 +120,20 @@ class SessionStore:
     # ------------------------------------------------------------------ reading
 
     async def refresh(self) -> None:
-        """Take in what was written since the last look. Raises Unreachable, CorruptRecord, UnsupportedRecord, …"""
+        """Take in what was written since the last look, as something that the host knows of from here on.
+
+        Raises Unreachable, CorruptRecord, UnsupportedRecord, BucketReplaced, PermissionDenied, NotProvisioned.
+        """
+        await self.glance()
+        self.known_seq = self.last_seq
+
+    async def glance(self) -> None:
+        """Take in what was written since, for somebody who only shows it: who then appends is told of it first."""
         async with self._lock:
+            first = not self._loaded
             await self._catch_up(self.pace())
+            if first:
+                self.known_seq = self.last_seq
 
     async def time_of(self, entry: SessionEntry) -> dt.datetime | None:
         """The server's time of an entry, which an acknowledgement does not carry; None where it is not kept."""
@@ -228,7 +241,7 @@ class SessionStore:
         expected: int | None = None,
         entry_id: str | None = None,
     ) -> SessionEntry:
-        """Append one entry after what this log has read. ``expected``: only if that is this sequence still.
+        """Append one entry after what the host knows of. ``expected``: after this sequence instead.
 
         Raises SessionConflict with the entries that were missed, InvalidTranscript and InvalidSetting for an entry
         that cannot be kept, Unreachable where it was not appended or where that is not known (the same append
@@ -238,16 +251,19 @@ class SessionStore:
             pace = self.pace()
             if not self._loaded:
                 await self._catch_up(pace)
-            if expected is not None and expected != self.last_seq:
-                raise self._conflict(tuple(entry for entry in self.entries.values() if entry.seq > expected))
+                self.known_seq = self.last_seq
             record = self._record(kind, body, run=run, close=close, receipt=receipt, entry_id=entry_id)
             doubtful = self._in_doubt
-            if doubtful is not None and _same(doubtful, record):  # the same append, made again
-                if doubtful.id in self.entries:
-                    self._in_doubt, self._head = None, _LOST
-                    return self.entries[doubtful.id]
-                if doubtful.parent_id == record.parent_id:
-                    record = doubtful  # if it has landed meanwhile, it is found by its id
+            again = doubtful is not None and _same(doubtful, record)  # the same append, made again
+            if doubtful is not None and again and doubtful.id in self.entries:
+                self._in_doubt, self._head = None, _LOST
+                self.known_seq = max(self.known_seq, self.entries[doubtful.id].seq)
+                return self.entries[doubtful.id]
+            expected = self.known_seq if expected is None else expected
+            if expected != self.last_seq:
+                raise self._conflict(tuple(entry for entry in self.entries.values() if entry.seq > expected))
+            if doubtful is not None and again and doubtful.parent_id == record.parent_id:
+                record = doubtful  # if it has landed meanwhile, it is found by its id
             return await self._write(record, pace)
 
     def _record(
@@ -310,6 +326,7 @@ class SessionStore:
             self._in_doubt = None
             self._head = _LOST
             self._dialect = record.dialect
+            self.known_seq = outcome.revision
             return self._add(self._entry_of(record, outcome.revision, None))
         missed = await self._missed(pace)
         self._in_doubt = None
@@ -344,6 +361,7 @@ class SessionStore:
         return missed
 
     def _conflict(self, missed: tuple[SessionEntry, ...]) -> SessionConflict:
+        self.known_seq = self.last_seq
         return SessionConflict(self.tenant, self.session, missed=missed)
 
     def go_on_from(self, entry_id: str | None) -> None:
@@ -364,7 +382,7 @@ class SessionStore:
             raise InvalidName("entry_id", entry_id, "use a non-empty printable string")
         await self.ensure_loaded()
         if entry_id is not None and entry_id not in self.entries:
-            await self.refresh()
+            await self.glance()
         calls = tool_calls_of(message, dialect=self.dialect)
         body = self._plain(message)
         entry = self.entries.get(entry_id) if entry_id is not None else None

@@ -185,7 +185,7 @@ class SessionLog:
         async with store.bucket.hints(store.key) as hint:
             while True:
                 try:
-                    await store.refresh()
+                    await store.glance()
                 except Unreachable:
                     await hint.wait(_WATCH_AGAIN)
                     continue
@@ -282,10 +282,12 @@ class SessionLog:
         """What to send to the model: ``.messages``, as its API accepts them, and how they differ from the log.
 
         Never writes. A compaction stands for what it sums up, and a close whose attempt came to a result after all
-        gives way to that result. Raises Unreachable.
+        gives way to that result. What somebody else has written since this log was last loaded, woken or written with
+        is in it, and the next append is refused for it (SessionConflict): another worker may be at it. Raises
+        Unreachable.
         """
         store = self._store
-        await store.refresh()
+        await store.glance()
         messages = await shown_messages(store, self._attempts, self._late)
         return request_view(messages, dialect=store.dialect, suspended=store.branch().suspended)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from natsreceipts.errors import Unreachable
+from natsreceipts.errors import BucketReplaced, NotProvisioned, PermissionDenied, Unreachable
 from natsreceipts.fence import InDoubt, Landed, NotWritten, advance
 from natsreceipts.wire import ReceiptRecord, read_receipt
 
@@ -59,7 +59,7 @@ async def withdraw(
             pace=pace,
         )
     except (NotWritten, InDoubt) as failure:
-        if isinstance(failure, NotWritten) and not isinstance(failure.cause, Unreachable | ValueError):
+        if isinstance(failure.cause, PermissionDenied | NotProvisioned | BucketReplaced):
             raise failure.cause from None
         raise Unreachable(
             f"{key.kv_key}: that a claim from before is refused could not be written ({failure}), so the model is told "
