@@ -557,6 +557,23 @@ async def test_a_stalled_worker_of_a_session_whose_name_is_no_token(desk, other,
     assert await apart(host.at(other).run.execute("send", ARGS, Effect("new"), entry=entry)) == "new"
 
 
+async def test_a_stalled_worker_from_behind_the_branch_that_was_woken(desk, other):
+    """A host goes back to an older branch and wakes that: the fence is the last place of the log, not of the branch."""
+    host = desk()
+    one = await host.asks(("t1", "send", ARGS))
+    await host.log.branch(None)
+    two = await host.asks(("t2", "send", ARGS))  # an equal call, on a branch that is left again
+    await host.log.branch(one)
+    (recovered,) = (await host.wakes("send")).recovered
+    assert (recovered.tool_call_id, recovered.error_kind) == ("t1", NEVER)
+    assert await host.fence("send", ARGS) >= two.seq
+    effect = Effect()
+    for entry in (one, two):
+        with pytest.raises(CallWithdrawn):
+            await host.at(other).run.execute("send", ARGS, effect, entry=entry)
+    assert effect.entered == 0
+
+
 async def test_a_stalled_worker_on_another_branch(desk, other):
     """The fence is a place in the whole log, not of the branch that was woken."""
     host = desk()
