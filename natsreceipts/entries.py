@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from natsreceipts.errors import CorruptRecord
+from natsreceipts.errors import CorruptRecord, InvalidTranscript
 from natsreceipts.identity import key_token
 from natsreceipts.transcript import view_of
 
@@ -173,7 +173,11 @@ def _with(branch: Branch, entry: SessionEntry) -> Branch:
     if message is None:
         return branch
     branch.shown.append(entry)
-    view = view_of(message, dialect=entry.dialect)
+    try:
+        view = view_of(message, dialect=entry.dialect)
+    except InvalidTranscript as error:
+        key = f"{key_token(entry.tenant)}.{entry.token}"
+        raise CorruptRecord(entry.stream.partition(" ")[0], key, entry.seq, error.reason, of_session=True) from error
     for call in view.calls:
         sites[call.id] = CallSite(call, entry, None)
     if suspended:  # what was on hold was an earlier call of that id, or is answered now

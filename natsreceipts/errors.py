@@ -195,7 +195,14 @@ class ReceiptError(NatsReceiptsError):
 
 
 def _named(key: ReceiptKey | str) -> str:
-    return key if isinstance(key, str) else f"{key.tool} in run {key.run} of {key.tenant} ({key.kv_key})"
+    if isinstance(key, str):
+        return shown(key)
+    return f"{shown(key.tool)} in run {shown(key.run)} of {shown(key.tenant)} ({key.kv_key})"
+
+
+def shown(name: str) -> str:
+    """A name as a line of text shows it: as it is, or quoted where something in it cannot be printed."""
+    return name if name.isprintable() else ascii(name)
 
 
 class CallInFlight(ReceiptError):
@@ -440,7 +447,7 @@ class NotResolvable(ReceiptError):
 
 
 class SessionBusy(NatsReceiptsError):
-    """A call of the session is running under a live lease: another worker is at it. Nothing was written.
+    """A call of the session is running under a live lease: another worker is at it. Nothing was appended.
 
     Come back in ``retry_after`` seconds.
     """
@@ -452,7 +459,7 @@ class SessionBusy(NatsReceiptsError):
         self.calls = calls
         super().__init__(
             f"session {session} of {tenant}: another worker is executing {', '.join(calls)} under a live lease; "
-            f"nothing was written, come back in {retry_after:.1f} s"
+            f"nothing was appended, come back in {retry_after:.1f} s"
         )
 
 
@@ -476,15 +483,17 @@ class SessionConflict(NatsReceiptsError):
 class UnsupportedRecord(ReceiptError):
     """A record of a newer format than this version reads."""
 
-    def __init__(self, bucket: str, key: ReceiptKey | str, revision: int, version: object) -> None:
+    def __init__(
+        self, bucket: str, key: ReceiptKey | str, revision: int, version: object, *, of_session: bool = False
+    ) -> None:
         self.bucket = bucket
         self.revision = revision
         self.version = version
+        where = f"entry {revision} in stream" if of_session else f"revision {revision} in bucket"
         super().__init__(
             key,
-            f"revision {revision} in bucket {bucket!r} has format version {version!r}, and this version of "
-            f"natsreceipts reads version 1; nothing was executed and nothing written. Upgrade natsreceipts in this "
-            f"worker",
+            f"{where} {bucket!r} has format version {version!r}, and this version of natsreceipts reads version 1; "
+            f"nothing was executed and nothing written. Upgrade natsreceipts in this worker",
         )
 
 

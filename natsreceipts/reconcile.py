@@ -5,10 +5,12 @@ Every close goes in behind the log's fence, so of two reconcilers one appends an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from natsreceipts.closes import interrupted_results
+from natsreceipts.decision import Effect
 from natsreceipts.errors import InvalidSetting, SessionConflict
 from natsreceipts.transcript import (
     ErrorKind,
@@ -20,9 +22,8 @@ from natsreceipts.transcript import (
 from natsreceipts.wire import CloseInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
-    from natsreceipts.decision import Effect
     from natsreceipts.dialects.base import Message
     from natsreceipts.session_store import SessionStore
 
@@ -61,6 +62,21 @@ class ReconcileReport:
     """The entry of the interruption marker, where one was appended."""
 
 
+def checked_effects(what: str, effects: object) -> dict[str, Effect]:
+    """Effects by tool name. Raises InvalidSetting for anything else."""
+    if effects is None:
+        return {}
+    if not isinstance(effects, Mapping):
+        raise InvalidSetting(f"{what}={effects!r}: use a mapping of tool names to effects")
+    found: dict[str, Effect] = {}
+    for name, effect in cast("Mapping[object, object]", effects).items():
+        try:
+            found[str(name)] = Effect(cast("str", effect))
+        except ValueError as error:
+            raise InvalidSetting(f"{what}[{name!r}]={effect!r}: use one of {', '.join(Effect)}") from error
+    return found
+
+
 def closable(store: SessionStore, suspended: Collection[str] = frozenset()) -> list[OrphanToolCall]:
     """The calls of the active branch, as far as it was read, that a close at its end would close."""
     branch = store.branch()
@@ -71,7 +87,7 @@ def closable(store: SessionStore, suspended: Collection[str] = frozenset()) -> l
 async def reconcile(
     store: SessionStore,
     *,
-    effects: Mapping[str, Effect | str] | None,
+    effects: Mapping[str, Effect | str],
     suspended: Collection[str],
     started: Collection[str] | None,
 ) -> ReconcileReport:

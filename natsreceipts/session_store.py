@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pydantic
 from pydantic_core import from_json, to_json
 
-from natsreceipts.dialects import dialect_named
+from natsreceipts.dialects import DIALECTS, dialect_named
 from natsreceipts.entries import Branch, SessionEntry, branch_of, extended, remember_entry
 from natsreceipts.errors import (
     BucketReplaced,
+    CorruptRecord,
     InvalidName,
     InvalidSetting,
     InvalidTranscript,
@@ -34,15 +36,18 @@ from natsreceipts.transcript import closable_by_append, tool_calls_of
 from natsreceipts.wire import CloseInfo, EntryKind, EntryRecord, ReceiptSaid, read_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from natsreceipts._jetstream import Bucket, Entry
-    from natsreceipts.dialects.base import Message
+    from natsreceipts.dialects.base import Message, ToolCall
 
-__all__ = ["SessionStore", "stream_mark"]
+__all__ = ["SessionStore", "checked_ids", "stream_mark"]
 
 _ROOM = 512
 """Bytes kept free below the server's max_payload for an entry's headers."""
+
+_LONGEST_NAME = 4096
+"""Characters of a tool call's id or name: each stands in its close several times."""
 
 _LOST: Any = object()
 
@@ -184,6 +189,9 @@ class SessionStore:
 
     def _take(self, entry: Entry) -> SessionEntry:
         record = read_entry(self.bucket.name, self.key, entry.revision, entry.value)
+        if record.dialect not in DIALECTS:
+            why = f"its dialect {record.dialect[:40]!r} is not known to this version"
+            raise CorruptRecord(self.bucket.name, self.key, entry.revision, why, of_session=True)
         if self._dialect is None:
             self._dialect = record.dialect
         if record.dialect != self._dialect:
@@ -214,7 +222,7 @@ class SessionStore:
         self.entries[entry.id] = entry
         if self._branch is not None and self._branch[0] == entry.parent_id:
             longer = None
-            with contextlib.suppress(InvalidTranscript):  # told where the branch is made
+            with contextlib.suppress(CorruptRecord):  # told where the branch is made
                 longer = extended(self._branch[1], entry)
             self._branch = (entry.id, longer) if longer is not None else None
         self._tip = entry.id
@@ -364,8 +372,9 @@ class SessionStore:
         self.known_seq = self.last_seq
         return SessionConflict(self.tenant, self.session, missed=missed)
 
-    def go_on_from(self, entry_id: str | None) -> None:
+    def go_on_from(self, entry: SessionEntry | str | None) -> None:
         """Let the next entry follow that one (None: begin anew)."""
+        entry_id = _entry_id(entry)
         if entry_id is not None and entry_id not in self.entries:
             raise InvalidName("entry", entry_id, "the session has no such entry, as far as this log has read it")
         self._head = entry_id
@@ -387,12 +396,26 @@ class SessionStore:
         body = self._plain(message)
         entry = self.entries.get(entry_id) if entry_id is not None else None
         if entry is None:
+            self._check_calls(calls)
             entry = await self.append("message", body, run=self._run_of(run), entry_id=entry_id)
         else:
             self.same(entry, body)
         if calls:
             remember_entry(entry)
         return entry
+
+    def _check_calls(self, calls: list[ToolCall]) -> None:
+        """Refuse calls that nobody could close or decide on any more."""
+        for call in calls:
+            if max(len(call.id), len(call.name)) > _LONGEST_NAME:
+                raise InvalidTranscript(
+                    self.dialect, 0, f"the id or the name of a call has more than {_LONGEST_NAME:,} characters"
+                )
+            if call.id in self.branch().suspended:
+                raise InvalidSetting(
+                    f"session {self.session} of {self.tenant}: {call.id!r} is on hold, and could not be decided on any "
+                    f"more after another call of that id: give this one an id of its own, or resume or answer it first"
+                )
 
     def _plain(self, message: Message) -> Message:
         try:
@@ -412,7 +435,10 @@ class SessionStore:
             if run.tenant != self.tenant:
                 raise InvalidSetting(f"run {run.run} is of tenant {run.tenant}, and the session of {self.tenant}")
             return run.run
-        key_token(run)
+        try:
+            key_token(run)
+        except InvalidName as error:
+            raise InvalidName("run", error.value, error.reason) from None
         return run
 
     async def suspend(self, tool_call_ids: Collection[str]) -> SessionEntry:
@@ -446,6 +472,8 @@ class SessionStore:
         """The entry that a claim of this call names."""
         await self.ensure_loaded()
         branch = self.branch()
+        if not isinstance(cast("object", tool_call_id), str):
+            raise InvalidName("tool call", tool_call_id, "use the id of a tool call, a string")
         if tool_call_id in branch.suspended:
             raise InvalidName("tool call", tool_call_id, "it is suspended: resume it first")
         if tool_call_id not in branch.sites:
@@ -461,7 +489,7 @@ class SessionStore:
             raise InvalidSetting("the message of a compaction cannot call tools: nobody would answer")
         branch = self.branch()
         places = {entry.id: index for index, entry in enumerate(branch.shown) if entry.kind != "compaction"}
-        kept = keep_from.id if isinstance(keep_from, SessionEntry) else keep_from
+        kept = _entry_id(keep_from)
         if kept is not None and kept not in places:
             raise InvalidName("entry", kept, "it is no message of the active branch that is still shown")
         cut = places[kept] if kept is not None else len(branch.shown)
@@ -474,13 +502,29 @@ class SessionStore:
         return await self.append("compaction", {"message": self._plain(message), "keepFrom": kept})
 
 
+def checked_ids(what: str, ids: object) -> list[str]:
+    """The tool-call ids in a collection, each once. Raises InvalidSetting for anything else."""
+    if isinstance(ids, str | bytes) or not isinstance(ids, Collection):
+        raise InvalidSetting(f"{what}={ids!r}: use a list or set of tool-call ids")
+    found = cast("Collection[object]", ids)
+    if not all(isinstance(each, str) for each in found):
+        raise InvalidSetting(f"{what}={ids!r}: use strings, the ids of tool calls")
+    return list(dict.fromkeys(cast("Collection[str]", found)))
+
+
 def _ids(tool_call_ids: Collection[str]) -> list[str]:
-    if isinstance(tool_call_ids, str) or not tool_call_ids:
-        raise InvalidSetting(f"tool_call_ids={tool_call_ids!r}: use a list of at least one tool-call id")
-    ids = list(dict.fromkeys(tool_call_ids))
-    if not all(type(cast("object", each)) is str for each in ids):
-        raise InvalidSetting(f"tool_call_ids={tool_call_ids!r}: use strings")
+    ids = checked_ids("tool_call_ids", tool_call_ids)
+    if not ids:
+        raise InvalidSetting(f"tool_call_ids={tool_call_ids!r}: name at least one tool call")
     return ids
+
+
+def _entry_id(entry: object) -> str | None:
+    if isinstance(entry, SessionEntry):
+        return entry.id
+    if entry is None or isinstance(entry, str):
+        return entry
+    raise InvalidName("entry", entry, "use an entry of the session, or its id")
 
 
 def stream_mark(bucket: Bucket) -> str:

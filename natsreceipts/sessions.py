@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic_core import from_json, to_json
 
 from natsreceipts.attempts import CLAIM_PATIENCE
 from natsreceipts.errors import InvalidName, InvalidSetting, Unreachable
 from natsreceipts.fence import patiently
 from natsreceipts.identity import key_token, name_from_token
-from natsreceipts.reconcile import ReconcileReport, append_marker, reconcile
-from natsreceipts.session_store import SessionStore
+from natsreceipts.reconcile import ReconcileReport, append_marker, checked_effects, reconcile
+from natsreceipts.session_store import SessionStore, checked_ids
 from natsreceipts.shown import shown_messages
 from natsreceipts.transcript import RequestView, request_view, tool_calls_of, tool_result_message
 from natsreceipts.wake import Guarded, Waker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Mapping
+    from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 
     from natsreceipts._jetstream import Bucket, Entry
     from natsreceipts.attempt import Attempt
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from natsreceipts.fence import Pace
     from natsreceipts.identity import Digest
     from natsreceipts.run import Run
+    from natsreceipts.tools import Tool
 
 __all__ = [
     "LoadedSession",
@@ -168,7 +171,7 @@ class SessionLog:
         branch = self._store.branch()
         return LoadedSession(
             list(branch.entries),
-            list(branch.messages),
+            from_json(to_json(branch.messages)),
             self._store.last_seq,
             branch.suspended,
             list(self._store.entries.values()),
@@ -213,6 +216,8 @@ class SessionLog:
         for an id that the active branch, as far as it was read, does not call, and what `append` raises.
         """
         await self._store.ensure_loaded()
+        if not isinstance(cast("object", tool_call_id), str):
+            raise InvalidName("tool call", tool_call_id, "use the id of a tool call, a string")
         site = self._store.branch().sites.get(tool_call_id)
         if site is None:
             raise InvalidName("tool call", tool_call_id, "the active branch, as far as it was read, does not call it")
@@ -245,7 +250,7 @@ class SessionLog:
         is no longer on it. Raises InvalidName for an entry that this session does not have.
         """
         await self._store.ensure_loaded()
-        self._store.go_on_from(entry if isinstance(entry, str) or entry is None else entry.id)
+        self._store.go_on_from(entry)
 
     async def suspend(self, tool_call_ids: Collection[str]) -> SessionEntry:
         """Put calls on hold that wait for a person: neither reconcile nor wake touches them.
@@ -289,6 +294,8 @@ class SessionLog:
         store = self._store
         await store.glance()
         messages = await shown_messages(store, self._attempts, self._late)
+        # Copies: a host may add to them what its API takes, and the log is to stay what it is.
+        messages = from_json(to_json(messages))
         return request_view(messages, dialect=store.dialect, suspended=store.branch().suspended)
 
     async def interrupt(
@@ -310,7 +317,7 @@ class SessionLog:
     async def wake(
         self,
         *,
-        guarded: Mapping[str, Guarded] | None = None,
+        guarded: Mapping[str, Guarded] | Iterable[Tool[..., Any]] | None = None,
         effects: Mapping[str, Effect | str] | None = None,
         started: Collection[str] | None = None,
         dry_run: bool = False,
@@ -318,8 +325,9 @@ class SessionLog:
         """Close the calls that the session was cut off in, with their receipts as evidence, so that it can go on.
 
         ``guarded`` maps the tools that leave receipts, by the name that the model calls them by, to their `@tool`
-        functions, or to a function of the model's arguments that gives ``args`` or ``(args, distinct)`` exactly as the
-        worker's calls do. ``effects`` gives the effects of the other tools by name, which the words depend on.
+        functions, or to a function of the model's arguments (a dict) that gives ``args`` or ``(args, distinct)``
+        exactly as the worker's calls do; it must have no effect itself. A list of `@tool` functions is taken by their
+        names. ``effects`` gives the effects of the other tools by name, which the words depend on.
         ``started``: the ids of the calls that a live caller saw start. ``dry_run`` tells what would be done, and
         writes nothing.
 
@@ -333,9 +341,9 @@ class SessionLog:
             self._store,
             self._attempts,
             digest=self._digest,
-            guarded=dict(guarded or {}),
-            effects=dict(effects or {}),
-            started=started,
+            guarded=guarded,
+            effects=checked_effects("effects", effects),
+            started=None if started is None else checked_ids("started", started),
             dry_run=dry_run,
             watching=self._watching,
         )
@@ -357,9 +365,12 @@ async def reconcile_interrupted_session(
     hold. ``started``: the ids that a live caller saw start, so that the others never did. What a close at the end of
     the log cannot close is left to `SessionLog.context`; a second reconcile appends nothing.
     """
-    if isinstance(suspended, str) or isinstance(started, str):
-        raise InvalidSetting("suspended= and started= are collections of tool-call ids, not one string")
-    return await reconcile(session.store, effects=tool_effects, suspended=suspended, started=started)
+    return await reconcile(
+        session.store,
+        effects=checked_effects("tool_effects", tool_effects),
+        suspended=checked_ids("suspended", suspended),
+        started=None if started is None else checked_ids("started", started),
+    )
 
 
 async def append_interruption_marker(session: SessionLog, *, tool_use_in_flight: bool) -> str:

@@ -21,7 +21,9 @@ contradict each other.
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
@@ -54,7 +56,7 @@ from natsreceipts.wire import CloseInfo, ReceiptSaid
 from natsreceipts.withdrawal import withdraw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable
 
     from natsreceipts._jetstream import Clock
     from natsreceipts.attempts import Attempts
@@ -127,25 +129,18 @@ class Waker:
         attempts: Attempts,
         *,
         digest: Digest,
-        guarded: Mapping[str, Guarded],
-        effects: Mapping[str, Effect | str],
+        guarded: object,
+        effects: Mapping[str, Effect],
         started: Collection[str] | None,
         dry_run: bool,
         watching: dict[str, Attempt],
     ) -> None:
-        if isinstance(started, str):
-            raise InvalidSetting(f"started={started!r}: use a collection of tool-call ids")
         self._store = store
         self._attempts = attempts
         self._bucket = attempts.bucket
         self._digest = digest
-        self._guarded = guarded
-        self._effects = {name: _effect(name, effect) for name, effect in effects.items()}
-        for name, how in guarded.items():
-            if not callable(how):
-                raise InvalidSetting(
-                    f"guarded[{name!r}]={how!r}: use the @tool function, or (arguments) -> args | (args, distinct)"
-                )
+        self._guarded = checked_guarded(guarded)
+        self._effects = effects
         self._started = started
         self._dry_run = dry_run
         self._watching = watching
@@ -201,10 +196,12 @@ class Waker:
         if isinstance(how, Tool):
             tool, args = how.name, cast("object", how.arguments(**arguments))
         else:
-            args = how(arguments)
+            args = cast("object", how(arguments))
             if type(args) is tuple:
                 args, distinct = cast("tuple[object, str | None]", args)
-        digest = args_hash(args, digest=self._digest, distinct=distinct)
+            if type(args) is not dict and type(args) is not list:
+                raise TypeError(f"the function of {tool} gave {type(args).__name__}, and not the arguments of the call")
+        digest = args_hash(cast("object", args), digest=self._digest, distinct=distinct)
         return ReceiptKey(self._store.tenant, run, tool, digest)
 
     async def _judged(self, cases: list[_Case], position: int) -> list[tuple[_Case, _Evidence | None, _Told]]:
@@ -433,8 +430,21 @@ def _declared_effect(how: object) -> Effect | None:
     return how.effect if isinstance(how, Tool) else None
 
 
-def _effect(name: str, effect: Effect | str) -> Effect:
-    try:
-        return Effect(effect)
-    except ValueError as error:
-        raise InvalidSetting(f"effects[{name!r}]={effect!r}: use one of {', '.join(Effect)}") from error
+def checked_guarded(guarded: object) -> dict[str, Guarded]:
+    """How the calls of guarded tools are keyed, by the name that the model calls them by. Raises InvalidSetting."""
+    if guarded is None:
+        return {}
+    if not isinstance(guarded, Mapping):
+        tools = list(cast("Iterable[object]", guarded)) if isinstance(guarded, list | tuple | set) else [None]
+        if not all(isinstance(each, Tool) for each in tools):
+            raise InvalidSetting(f"guarded={guarded!r}: use a mapping of names to @tool functions, or a list of them")
+        return {each.name: each for each in cast("list[Tool[..., Any]]", tools)}
+    found: dict[str, Guarded] = {}
+    for name, how in cast("Mapping[object, object]", guarded).items():
+        if not callable(how) or (not isinstance(how, Tool) and inspect.iscoroutinefunction(how)):
+            raise InvalidSetting(
+                f"guarded[{name!r}]={how!r}: use the @tool function, or a function (arguments) -> args | "
+                f"(args, distinct) that is not async and has no effect itself"
+            )
+        found[str(name)] = cast("Guarded", how)
+    return found

@@ -343,7 +343,7 @@ def read_entry(stream: str, key: str, seq: int, value: bytes) -> EntryRecord:
     except pydantic.ValidationError as error:
         version = _version(value)
         if type(version) is int and version > 1:
-            raise UnsupportedRecord(stream, key, seq, version) from error
+            raise UnsupportedRecord(stream, key, seq, version, of_session=True) from error
         raise CorruptRecord(stream, key, seq, _first_problem(error), of_session=True) from error
 
 

@@ -257,13 +257,16 @@ class JetStreamBucket:
             replies = await self._ask_many(to_json(query), timeout)
             end = replies.pop().headers or {}
             entries.extend([self._direct_entry(reply) for reply in replies])
-            if end.get("Status") == "413":
+            status = end.get("Status")
+            if status == "413":
                 return None
-            if end.get("Status") == "404" or end.get("Nats-Num-Pending") == "0" or most is not None:
+            if status == "404":
+                return entries
+            if status == "204" and (end.get("Nats-Num-Pending") == "0" or most is not None):
                 return entries
             up_to = int(end.get("Nats-UpTo-Sequence") or 0)
-            if end.get("Status") != "204" or not replies or not up_to:
-                raise Unreachable(f"{self._what} broke off an answer ({end})")
+            if status != "204" or not replies or not up_to:
+                raise self._broken_off(end)
 
     async def keys(self, pattern: str, *, timeout: float) -> list[str]:
         """The matching keys, in pages of the server's (see the seam)."""
@@ -271,6 +274,7 @@ class JetStreamBucket:
         while True:
             query = {"subjects_filter": self._subject + pattern, "offset": len(found)}
             answer = self._read_answer(await self._ask(self._info, to_json(query), timeout)) or {}
+            self._check_created(answer)
             state: dict[str, Any] = answer.get("state") or {}
             subjects: dict[str, int] = state.get("subjects") or {}
             before = len(found)
@@ -286,7 +290,15 @@ class JetStreamBucket:
             return ([entry], False) if entry is not None else ([], True)
         replies = await self._ask_many(to_json({**query, "batch": _PAGE, "max_bytes": _PAGE_BYTES}), timeout)
         end = replies.pop().headers or {}
-        return [self._direct_entry(reply) for reply in replies], end.get("Nats-Num-Pending") == "0" or not replies
+        status = end.get("Status")
+        if status not in ("204", "404"):
+            raise self._broken_off(end)
+        entries = [self._direct_entry(reply) for reply in replies]
+        return entries, status == "404" or end.get("Nats-Num-Pending") == "0"
+
+    def _broken_off(self, end: dict[str, str]) -> Unreachable:
+        status = f"{end.get('Status', '')} {end.get('Description', '')}".strip()
+        return Unreachable(f"{self._what} broke off an answer ({status})")
 
     async def _ask_many(self, query: bytes, timeout: float) -> list[Reply]:
         if self._replaced is not None:
@@ -315,11 +327,14 @@ class JetStreamBucket:
         answer = self._read_answer(reply)
         if answer is None:
             raise Unreachable(f"{self._what} did not tell its state")
-        if answer.get("created") != self._created:
-            raise self.replaced(f"it was made at {answer.get('created')}, and ours at {self._created}")
+        self._check_created(answer)
         cluster: dict[str, str] = answer.get("cluster") or {}
         since = cluster.get("leader_since")
         return Clock(nanoseconds(answer["ts"]), nanoseconds(since) if since else 0)
+
+    def _check_created(self, answer: dict[str, Any]) -> None:
+        if answer.get("created") != self._created:
+            raise self.replaced(f"it was made at {answer.get('created')}, and ours at {self._created}")
 
     def replaced(self, evidence: str) -> BucketReplaced:
         """Refuse everything from here on (see the seam)."""

@@ -211,7 +211,8 @@ class Connection:
                     raise Unreachable(f"NATS did not finish its answer to {subject!r} within {timeout:.1f} s").because(
                         self._last_denied(subject)
                     )
-            if ended.result().headers == {"Status": "503"}:
+            # A direct get that nobody serves has further headers beside the status (measured).
+            if (ended.result().headers or {}).get("Status") == "503":
                 raise NoResponders(subject)
         except nats.errors.Error as error:
             raise self._not_sent(error) from error
