@@ -175,7 +175,8 @@ class ReceiptStore:
         """The receipts that match, as they stand, and then every further revision in order, for ever.
 
         Lives through a server restart: a subscription is only the hint, and what is yielded is read from the
-        stream after the last revision seen. Raises what `get` raises, except Unreachable, which it waits out.
+        stream after the last revision seen. Raises what `get` raises, except Unreachable, which it waits out unless
+        the toolkit is closed.
         """
         pattern = _pattern(tenant, run, tool)
         revision = 0
@@ -190,6 +191,8 @@ class ReceiptStore:
                         elif not entry.erased:
                             yield self._view(seen_of(self._bucket.name, entry.key, entry))
                 except Unreachable:
+                    if self._bucket.closed:
+                        raise
                     await hint.wait(_WATCH_AGAIN)
                     continue
                 if latest is not None:

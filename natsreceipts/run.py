@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast, overload
 from natsreceipts.background import Pulse, Stragglers, see_through
 from natsreceipts.decision import Effect
 from natsreceipts.entering import recorded
-from natsreceipts.entries import ambient_entries, forget_since, remembered
+from natsreceipts.entries import ambient_entries, remembered
 from natsreceipts.errors import (
     CallInFlight,
     InvalidSetting,
@@ -47,7 +47,6 @@ _T = TypeVar("_T")
 class _Scope(NamedTuple):
     run: Run
     outer: _Scope | None
-    entries: tuple[SessionEntry, ...]
 
 
 _scope: ContextVar[_Scope | None] = ContextVar("natsreceipts_run", default=None)
@@ -192,6 +191,7 @@ class Run:
         self._digest = digest
         self._defaults = defaults
         self._entered = 0
+        self._warned = False
         self._prefetched = False
         self._known: dict[str, Entry] = {}
         self._plain: CallOptions | None = None
@@ -212,7 +212,7 @@ class Run:
         if operated.get():
             check_run(self.run)
         self._entered += 1
-        _scope.set(_Scope(self, _scope.get(), remembered()))
+        _scope.set(_Scope(self, _scope.get()))
         if self._entered == 1 and delivered.get() != 1:
             try:
                 await self._prefetch()
@@ -242,8 +242,6 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         scope = _scope.get()
-        if scope is not None:
-            forget_since(scope.entries)
         _scope.set(scope.outer if scope is not None else None)
         self._entered -= 1
         if self._entered == 0:
@@ -268,7 +266,10 @@ class Run:
         """Where in a session a call is asked for: as it says, or in an ambient entry."""
         entry = options.entry
         if entry is None:
-            return ambient_entries(self.tenant, self.run, stream=self._store.session_stream)
+            entries = ambient_entries(self.tenant, self.run, stream=self._store.session_stream)
+            if not entries and not self._warned:
+                self._warn_of_another_run()
+            return entries
         if self._store.session_stream not in (None, entry.stream):
             raise InvalidSetting(f"entry= is of session {entry.session} in another namespace, or on another server")
         if entry.tenant != self.tenant:
@@ -281,6 +282,21 @@ class Run:
                 f"for the receipt there, and tell the model that the call never started"
             )
         return (entry,)
+
+    def _warn_of_another_run(self) -> None:
+        """Once: a call that is made in another run than its entry names is one that wake looks for in vain."""
+        stream = self._store.session_stream
+        others = [each for each in remembered() if each.tenant == self.tenant and stream in (None, each.stream)]
+        if others and others[-1].run is not None:
+            self._warned = True
+            _log.warning(
+                "a call in run %s, and entry %d of session %s says that its calls are made in run %s: if this is one "
+                "of them, wake will not find it, and will say that it never started",
+                self.run,
+                others[-1].seq,
+                others[-1].session,
+                others[-1].run,
+            )
 
     def _reads_first(self) -> bool:
         return delivered.get() > 1 and not self._prefetched

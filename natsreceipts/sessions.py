@@ -181,7 +181,8 @@ class SessionLog:
         """The entries of the log as it stands, of all branches, and then every further one, for ever.
 
         Lives through a server restart: a subscription is only the hint. Through another log than the one that is
-        written with, best. Raises what `load` raises, except Unreachable, which it waits out.
+        written with, best. Raises what `load` raises, except Unreachable, which it waits out unless the toolkit is
+        closed.
         """
         store = self._store
         seen = 0
@@ -190,6 +191,8 @@ class SessionLog:
                 try:
                     await store.glance()
                 except Unreachable:
+                    if store.bucket.closed:
+                        raise
                     await hint.wait(_WATCH_AGAIN)
                     continue
                 for entry in [entry for entry in store.entries.values() if entry.seq > seen]:
@@ -302,15 +305,20 @@ class SessionLog:
         self,
         *,
         tool_use_in_flight: bool,
+        guarded: Mapping[str, Guarded] | Iterable[Tool[..., Any]] | None = None,
         effects: Mapping[str, Effect | str] | None = None,
         started: Collection[str] | None = None,
     ) -> ReconcileReport:
         """Record that a person stopped the run: close what has no result, then append the marker that says so.
 
-        ``tool_use_in_flight``: whether tool calls were. ``effects`` and ``started`` as in
-        `reconcile_interrupted_session`. Guarded calls are better closed with `wake` first.
+        ``tool_use_in_flight``: whether tool calls were. With ``guarded`` the calls are closed as `wake` closes them,
+        whose parameters these are, and which may raise SessionBusy; without, by what the log alone tells, so that what
+        a receipt knows of them is not told (as `reconcile_interrupted_session`).
         """
-        report = await reconcile_interrupted_session(self, effects, started=started)
+        if guarded is not None:
+            report = await self.wake(guarded=guarded, effects=effects, started=started)
+        else:
+            report = await reconcile_interrupted_session(self, effects, started=started)
         marker = await append_interruption_marker(self, tool_use_in_flight=tool_use_in_flight)
         return ReconcileReport(report.recovered, self._store.last_seq, marker)
 

@@ -177,8 +177,6 @@ class Waker:
         run, arguments = site.claims_from.run, site.call.arguments
         if how is None:
             case.why = "the tool is not guarded"
-        elif not case.guarded:
-            case.why = "the tool only reads, and leaves no receipt"
         elif run is None:
             case.why = "its entry names no run"
         elif arguments is None:
@@ -266,7 +264,7 @@ class Waker:
             return self._unproven(case, f"its receipt is {evidence.said}")
         if seen is None or seen.record.status == "withdrawn":
             for each in evidence.cases:
-                if doubt := await self._doubt(each, evidence, now):
+                if doubt := await self._doubt(each, now):
                     return self._unproven(case, doubt)
             await self._fence(evidence, position)
             why = "no attempt was ever made, and from before this none can be made any more"
@@ -310,8 +308,10 @@ class Waker:
             evidence.said = "unreadable"
             return self._unproven(evidence.cases[0], str(error))
 
-    async def _doubt(self, case: _Case, evidence: _Evidence, now: Clock) -> str:
+    async def _doubt(self, case: _Case, now: Clock) -> str:
         """Why it proves nothing that there is no attempt; empty where it does."""
+        if not case.guarded:
+            return "the tool only reads, and leaves no receipt"
         if self._started is not None and case.orphan.tool_call_id in self._started:
             return "the live caller saw it start"
         # A withdrawn record may be younger than what was lost before it: it vouches for nothing earlier.
