@@ -14,7 +14,8 @@ from nats.js.api import StreamConfig
 from nats.js.errors import APIError, NotFoundError
 from support import flushed
 
-from natsreceipts.testing import FaultProxy, Published, _Parser
+from natsreceipts.testing import FaultProxy, Published
+from natsreceipts.testing.frames import Parser
 
 
 @asynccontextmanager
@@ -151,7 +152,7 @@ def test_the_parser_cuts_anywhere_and_drops_nothing(chunk):
         b"MSG d 1 2\r\n\r\n\r\nHMSG e 1 _R 25 27\r\nNATS/1.0 503 No Resp.\r\n\r\n\r\n\r\n"
         b"MSG\td  1\t_R 1\r\nx\r\nPUB broken\r\nPONG\n-ERR 'x y'\r\n"
     )
-    parser = _Parser()
+    parser = Parser()
     frames = [f for at in range(0, len(wire), chunk) for f in parser.feed(wire[at : at + chunk])]
     assert b"".join(f.raw for f in frames) == wire
     publishes = [f for f in frames if f.op in {b"PUB", b"HPUB"}]

@@ -1,0 +1,20 @@
+"""For tests: faults between NATS clients and a server, and workers that are killed.
+
+::
+
+    async with FaultProxy("127.0.0.1", server.port) as proxy:
+        lost = proxy.drop_answer("$KV.receipts.>")  # the next claim lands, and its writer never hears of it
+        async with connect(proxy.url) as toolkit:
+            ...
+        await lost.answered()
+
+Every fault is an event to wait for, so a test needs no sleeps. Plain TCP only: no TLS, no websockets.
+"""
+
+from __future__ import annotations
+
+from natsreceipts.testing.faults import Fault, HeldFault, Match
+from natsreceipts.testing.frames import Published
+from natsreceipts.testing.proxy import Direction, FaultProxy
+
+__all__ = ["Direction", "Fault", "FaultProxy", "HeldFault", "Match", "Published"]
