@@ -1,15 +1,17 @@
 """Fixtures over a real nats-server: one for all the tests of a process, or one of a test's own.
 
-``NATS_URL`` makes the shared server an existing one. Tests that kill, pause or restart a server ask for
-``own_server``.
+``NATS_URL`` makes the shared server an existing one, ``--nats=container`` a container of testcontainers' (its image
+in ``NATS_IMAGE``). Tests that kill, pause or restart a server ask for ``own_server``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import secrets
+import warnings
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -28,6 +30,14 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from natsreceipts.embedded import EmbeddedServer
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--nats",
+        choices=["embedded", "container"],
+        help="where the shared server comes from (NATS_URL where there is one, else embedded, unless given)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,7 +61,7 @@ TcpTransport.connect = _connect_after_closing
 
 
 class GivenServer:
-    """The server that ``NATS_URL`` names. It is not ours to stop."""
+    """A server at an address: what ``NATS_URL`` names, or a container. It is not for tests to stop."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
@@ -60,10 +70,26 @@ class GivenServer:
         self.port = parts.port or 4222
 
 
+@contextlib.contextmanager
+def container() -> Iterator[GivenServer]:
+    """A server in a container. Without an engine this fails: who asks for one wants to know."""
+    with warnings.catch_warnings():  # testcontainers' own use of what it has deprecated
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from testcontainers.community.nats import NatsContainer
+
+        with NatsContainer(os.environ.get("NATS_IMAGE", "nats:2-alpine"), jetstream=True) as started:
+            yield GivenServer(started.nats_uri())
+
+
 @pytest.fixture(scope="session")
-def server() -> Iterator[EmbeddedServer | GivenServer]:
+def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer | GivenServer]:
     """One server for all the tests of this process: use the ``namespace`` fixture to keep them apart."""
-    if url := os.environ.get("NATS_URL"):
+    chosen = request.config.getoption("--nats")
+    if chosen == "container":
+        with container() as given:
+            yield given
+        return
+    if chosen is None and (url := os.environ.get("NATS_URL")):
         yield GivenServer(url)
         return
     shared = embedded()
@@ -82,13 +108,13 @@ def namespace() -> str:
 
 
 @pytest.fixture
-async def own_server() -> AsyncIterator[EmbeddedServer]:
-    """A server that the test may kill, pause and restart. Skipped where only ``NATS_URL`` is to be had."""
+async def own_server(request: pytest.FixtureRequest) -> AsyncIterator[EmbeddedServer]:
+    """A server that the test may kill, pause and restart. Skipped where only the shared one is to be had."""
     own = embedded()
     try:
         await own.__aenter__()
     except ServerUnavailable as error:
-        if os.environ.get("NATS_URL"):
+        if os.environ.get("NATS_URL") or request.config.getoption("--nats") == "container":
             pytest.skip(f"needs a server of its own: {error}")
         raise
     try:

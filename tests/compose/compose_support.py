@@ -7,14 +7,18 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import urllib.request
 from pathlib import Path
+
+import pytest
 
 from natsreceipts import connect
 from natsreceipts.embedded import _find_executable, free_port
 
 COMPOSE = Path(__file__).parents[2] / "compose"
+IMAGE = os.environ.get("NATS_IMAGE", "nats:2-alpine")
 USERS = ("acme-admin", "acme-worker", "beta-admin", "beta-worker")
 
 
@@ -31,6 +35,31 @@ def as_user(url, environment, user, **settings):
     """A toolkit as one of the four users."""
     settings = {"user": user, "password": password_of(environment, user), "connect_timeout": 20.0} | settings
     return connect(url, **settings)
+
+
+def ran(command, environment=None, *, timeout=120, cwd=None):
+    environment = None if environment is None else {**os.environ, **environment}
+    return subprocess.run(
+        command,
+        env=environment,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+async def image():
+    """The image to test with. Skips the test where no engine can be reached, or the image cannot be had."""
+    if shutil.which("docker") is None or (await asyncio.to_thread(ran, ["docker", "info"], timeout=30)).returncode != 0:
+        pytest.skip("needs a container engine")
+    if (await asyncio.to_thread(ran, ["docker", "image", "inspect", IMAGE])).returncode != 0:
+        pulled = await asyncio.to_thread(ran, ["docker", "pull", "-q", IMAGE], timeout=90)
+        if pulled.returncode != 0:
+            pytest.skip(f"needs the image {IMAGE} (or another one in NATS_IMAGE): {pulled.stderr.strip()}")
+    return IMAGE
 
 
 async def nats_server():

@@ -6,27 +6,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import shutil
-import subprocess
 from contextlib import asynccontextmanager
 
 import pytest
-from compose_support import COMPOSE, as_user, passwords
+from compose_support import COMPOSE, IMAGE, as_user, image, passwords, ran
 
 from natsreceipts import NatsReceiptsError, connect
 from natsreceipts.embedded import free_port
 
-IMAGE = os.environ.get("NATS_IMAGE", "nats:2-alpine")
 FILES = {"one node": ["compose.yaml"], "tenants": ["compose.yaml", "tenants.yaml"], "cluster": ["cluster.yaml"]}
-
-
-def ran(command, environment=None, *, timeout=120):
-    environment = None if environment is None else {**os.environ, **environment}
-    return subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False
-    )
 
 
 def compose_command():
@@ -67,13 +57,7 @@ def test_compose_refuses_without_a_password(files, value):
 async def up(files, environment):
     """Compose's services, with ports and volumes of the test's own, for as long as the context is open."""
     command = compose_command()
-    engine = ran(["docker", "info"], timeout=30)
-    if engine.returncode != 0:
-        pytest.skip("needs a container engine")
-    if ran(["docker", "image", "inspect", IMAGE]).returncode != 0:
-        pulled = await asyncio.to_thread(ran, ["docker", "pull", "-q", IMAGE], timeout=90)
-        if pulled.returncode != 0:
-            pytest.skip(f"needs the image {IMAGE} (or another one in NATS_IMAGE): {pulled.stderr.strip()}")
+    await image()
     project = [*command, "-p", f"natsreceipts{secrets.token_hex(4)}", *given(files)]
     try:
         started = await asyncio.to_thread(ran, [*project, "up", "-d"], environment)
