@@ -9,6 +9,10 @@
         await lost.answered()
 
 Every fault is an event to wait for, so a test needs no sleeps. Plain TCP only: no TLS, no websockets.
+
+`kill_worker` kills a worker at each of its writes, runs it again, and shows what became of its effects. With pytest
+all of it comes as fixtures: ``receipts_server``, ``receipts_namespace``, ``receipts_toolkit``, ``receipts_proxy``
+and ``kill_worker``. See docs/testing.md.
 """
 
 from __future__ import annotations
@@ -16,5 +20,20 @@ from __future__ import annotations
 from natsreceipts.testing.faults import Fault, HeldFault, Match
 from natsreceipts.testing.frames import Published
 from natsreceipts.testing.proxy import Direction, FaultProxy
+from natsreceipts.testing.servers import ServerAddress
+from natsreceipts.testing.trials import Moment, Trial, WorkerFailed, is_write, kill_worker
 
-__all__ = ["Direction", "Fault", "FaultProxy", "HeldFault", "Match", "Published"]
+__all__ = [
+    "Direction",
+    "Fault",
+    "FaultProxy",
+    "HeldFault",
+    "Match",
+    "Moment",
+    "Published",
+    "ServerAddress",
+    "Trial",
+    "WorkerFailed",
+    "is_write",
+    "kill_worker",
+]

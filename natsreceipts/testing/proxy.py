@@ -92,6 +92,17 @@ class FaultProxy:
         except TimeoutError:
             raise TimeoutError(f"{self.connections} clients are connected after {timeout:g} s, and not {n}") from None
 
+    async def disconnected(self, *, timeout: float = HIT_SECONDS) -> None:
+        """Wait until the clients that are connected now have gone, and what they sent is on its way to the server.
+
+        Raises TimeoutError after ``timeout`` seconds.
+        """
+        closing = [link.closed for link in self._links]
+        if closing:
+            _, left = await asyncio.wait(closing, timeout=timeout)
+            if left:
+                raise TimeoutError(f"{len(left)} clients are still connected after {timeout:g} s")
+
     async def cut(self) -> None:
         """Drop all connections now, on both sides. They are closed when this returns.
 
