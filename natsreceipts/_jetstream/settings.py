@@ -26,6 +26,8 @@ MIN_HISTORY = 8
 _STREAM_NOT_FOUND = 10059
 _NAME_IN_USE = 10058
 _NANOSECONDS = 1_000_000_000
+_PATIENCE = 2.0
+"""Seconds after which a request that makes something is made again."""
 
 
 class BucketSpec(NamedTuple):
@@ -166,7 +168,7 @@ async def _create(connection: Connection, bucket: str, config: dict[str, Any], t
     deadline = loop.time() + timeout
     subject = f"$JS.API.STREAM.CREATE.{config['name']}"
     while True:
-        error = api_error(await _api(connection, subject, config, bucket, timeout))
+        error = api_error(await _until_answered(connection, subject, config, bucket, deadline))
         if error is None or error.code == _NAME_IN_USE:
             return
         if error.code == 10008 and loop.time() < deadline:  # no meta leader yet, or not enough peers up
@@ -228,3 +230,19 @@ async def _api(
         return from_json(reply.data)
     except ValueError as error:
         raise Unreachable(f"the server's answer about bucket {bucket!r} is no JSON").because(error) from error
+
+
+async def _until_answered(
+    connection: Connection, subject: str, body: dict[str, Any], bucket: str, deadline: float
+) -> dict[str, Any]:
+    """A request that may be made twice: a cluster that has just started loses some without a word (measured)."""
+    loop = asyncio.get_running_loop()
+    while True:
+        started = loop.time()
+        patience = max(min(_PATIENCE, deadline - started), 0.001)
+        try:
+            return await _api(connection, subject, body, bucket, patience)
+        except Unreachable:
+            now = loop.time()
+            if now >= deadline or now - started < patience:  # at its end, or for another reason than silence
+                raise

@@ -272,6 +272,18 @@ async def test_the_workers_name(server, namespace, bucket, nc):
         assert (await toolkit.receipts.get(run.key("send", ARGS))).worker == "w-7 ä"
 
 
+async def test_a_server_that_loses_a_request_is_asked_again(proxy, namespace, bucket):
+    """As a cluster does that has just started."""
+    lost = proxy.drop("$JS.API.STREAM.CREATE.>", count=1)
+    async with connect(proxy.url, namespace=namespace, provision=True, connect_timeout=20.0) as toolkit:
+        assert await toolkit.run("acme", "run-1").execute("send", ARGS, Effect()) == "done"
+    assert lost.hits
+    proxy.drop("$JS.API.STREAM.CREATE.>", count=None)
+    with pytest.raises(Unreachable, match="did not answer"):
+        async with connect(proxy.url, namespace=namespace, provision=True, connect_timeout=3.0):
+            raise AssertionError("connected")
+
+
 async def test_two_provisioners_at_once(server, namespace, bucket):
     async def one(n):
         async with toolkit_of(server.url, namespace) as toolkit:
