@@ -18,7 +18,7 @@ from natsreceipts.embedded import embedded
 
 SECRET = "the mail to Bea"
 LARGE = "a payload of Bea's, " * 20_000
-STREAMS = ("KV_receipts", "OBJ_receipt-payloads", "SESSIONS")
+STREAMS = ("KV_receipts", "KV_notices", "OBJ_receipt-payloads", "SESSIONS")
 
 
 class Site:
@@ -72,12 +72,15 @@ async def site(tmp_path):
 
 
 async def work(toolkit, result, large):
-    """One of each: a guarded call, one with a payload too large for a record, a session."""
+    """One of each: a guarded call, one with a payload too large for a record, a session, a notice told and carried."""
     run = toolkit.run("shared", "order-42")
     assert await run.execute("send", {"n": 1}, lambda: result) == result
     assert await run.execute("draw", {"n": 2}, lambda: large) == large
     log = toolkit.sessions.open("shared", "chat")
     await log.append({"role": "user", "content": result})
+    fact = {"decision": "mail", "outcome": "approved", "detail": {"of": result}}
+    filed = await run.notices.file(step="/notify", request_id="told-0", addressee="local.planner-1", fact=fact)
+    await run.notices.consume(addressee="local.planner-1", notice_id=filed.notice_id, by="turn-1")
 
 
 async def test_both_work_under_equal_names(site):
@@ -91,6 +94,8 @@ async def test_both_work_under_equal_names(site):
             loaded = await toolkit.sessions.open("shared", "chat").load()
             assert [message["content"] for message in loaded.messages] == [result]
             assert len([receipt async for receipt in toolkit.receipts.list(tenant="shared")]) == 2
+            [notice] = await run.notices.list(addressee="local.planner-1")
+            assert notice.spec.fact.detail == {"of": result}
 
 
 async def test_a_worker_takes_jobs_of_its_own(site):
@@ -119,10 +124,12 @@ def attempts(kv_key):
     yield record, b"", {"KV-Operation": "DEL"}, None  # erase
     yield record, b"", {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}, None
     yield "sessions.shared.chat", forged, None, None
+    yield "$KV.notices.notice.shared.order-42.x.y.spec", forged, None, None
     yield "$JS.API.STREAM.MSG.GET.KV_receipts", last, None, None  # read
     yield "$JS.API.STREAM.MSG.GET.SESSIONS", b'{"last_by_subj":"sessions.shared.chat"}', None, None
     yield f"$JS.API.DIRECT.GET.KV_receipts.{record}", b"", None, None
     yield "$JS.API.DIRECT.GET.KV_receipts", b'{"multi_last":["$KV.receipts.>"]}', None, None
+    yield "$JS.API.DIRECT.GET.KV_notices", b'{"multi_last":["$KV.notices.>"]}', None, None
     yield "$JS.API.DIRECT.GET.OBJ_receipt-payloads", b'{"seq":1,"next_by_subj":"$O.receipt-payloads.>"}', None, None
     # The server's own answer as a write: it asks nobody whether the reply subject may be published to.
     yield f"$JS.API.DIRECT.GET.KV_receipts.{record}", b"", None, record
@@ -153,7 +160,7 @@ async def intrude(site, user, kv_key, *, meanwhile):
             heard.append(msg)
 
         inbox = client.new_inbox()
-        for subject in (f"{inbox}.>", ">", "$KV.receipts.>", "sessions.>", "stolen", "$JS.>"):
+        for subject in (f"{inbox}.>", ">", "$KV.receipts.>", "$KV.notices.>", "sessions.>", "stolen", "$JS.>"):
             await client.subscribe(subject, cb=hear)
         for n, (subject, payload, headers, reply) in enumerate(attempts(kv_key)):
             await client.publish(subject, payload, headers=headers, reply=reply or f"{inbox}.{n}")
@@ -230,6 +237,7 @@ async def test_with_the_toolkit_there_is_nothing_to_see(site, bea):
         assert [receipt async for receipt in toolkit.receipts.list(tenant="shared")] == []
         assert not (await toolkit.sessions.open("shared", "chat").load()).entries
         run = toolkit.run("shared", "order-42")
+        assert await run.notices.list_run() == []
         assert await run.execute("send", {"n": 1}, lambda: "Ann's own") == "Ann's own"
     async with site.toolkit("beta-worker") as toolkit:
         receipt = await toolkit.receipts.get(kv_key)
