@@ -16,6 +16,7 @@ from compose_support import COMPOSE, as_user, password_of, passwords, serving
 from natsreceipts import NatsReceiptsError, PermissionDenied, Unreachable, connect
 from natsreceipts.embedded import embedded
 
+EMPTY = "$KV.receipts.empty"
 SECRET = "the mail to Bea"
 LARGE = "a payload of Bea's, " * 20_000
 STREAMS = ("KV_receipts", "KV_notices", "OBJ_receipt-payloads", "SESSIONS")
@@ -131,9 +132,6 @@ def attempts(kv_key):
     yield "$JS.API.DIRECT.GET.KV_receipts", b'{"multi_last":["$KV.receipts.>"]}', None, None
     yield "$JS.API.DIRECT.GET.KV_notices", b'{"multi_last":["$KV.notices.>"]}', None, None
     yield "$JS.API.DIRECT.GET.OBJ_receipt-payloads", b'{"seq":1,"next_by_subj":"$O.receipt-payloads.>"}', None, None
-    # The server's own answer as a write: it asks nobody whether the reply subject may be published to.
-    yield f"$JS.API.DIRECT.GET.KV_receipts.{record}", b"", None, record
-    yield "$JS.API.STREAM.MSG.GET.KV_receipts", last, None, record
     yield "$JS.API.STREAM.NAMES", b"", None, None  # list
     yield "$JS.API.STREAM.LIST", b"", None, None
     yield "$JS.API.STREAM.INFO.KV_receipts", b'{"subjects_filter":">"}', None, None
@@ -151,8 +149,18 @@ def attempts(kv_key):
         yield f"$JS.API.STREAM.CREATE.SOURCED{n}", json.dumps(config).encode(), None, None
 
 
-async def intrude(site, user, kv_key, *, meanwhile):
-    """Try all of that as a user, and return the refusals and whatever was heard."""
+def bounced(kv_key):
+    """The same by way of the server, which asks nobody whether the reply subject may be published to.
+
+    What it sends there is the body of a record that the user may write.
+    """
+    yield f"$JS.API.DIRECT.GET.KV_receipts.$KV.receipts.{kv_key}", b"", None, f"$KV.receipts.{kv_key}"
+    for stream in STREAMS:
+        yield f"$JS.API.DIRECT.GET.KV_receipts.{EMPTY}", b"", None, f"$JS.API.STREAM.DELETE.{stream}"
+
+
+async def intrude(site, user, sent, *, meanwhile):
+    """Send all of that as a user, and return the refusals and whatever was heard."""
     async with site.client(user) as client:
         heard = []
 
@@ -162,7 +170,8 @@ async def intrude(site, user, kv_key, *, meanwhile):
         inbox = client.new_inbox()
         for subject in (f"{inbox}.>", ">", "$KV.receipts.>", "$KV.notices.>", "sessions.>", "stolen", "$JS.>"):
             await client.subscribe(subject, cb=hear)
-        for n, (subject, payload, headers, reply) in enumerate(attempts(kv_key)):
+        await client.request(EMPTY, b"", timeout=20)
+        for n, (subject, payload, headers, reply) in enumerate(sent):
             await client.publish(subject, payload, headers=headers, reply=reply or f"{inbox}.{n}")
         await meanwhile()
         barrier = "JOBS" if user.endswith("admin") else "SESSIONS"
@@ -194,7 +203,7 @@ async def bea(site):
 async def test_a_neighbour_reaches_nothing(site, bea, intruder):
     kv_key, one_more = bea
     before = await site.state("beta-admin")
-    refusals, told = await intrude(site, intruder, kv_key, meanwhile=one_more)
+    refusals, told = await intrude(site, intruder, [*attempts(kv_key), *bounced(kv_key)], meanwhile=one_more)
     for theirs in (SECRET, "order-43", "a payload of Bea"):
         assert theirs not in told
     assert ("permissions violation" in "".join(refusals).lower()) is (intruder == "acme-worker")
@@ -221,7 +230,7 @@ async def test_the_same_attempts_succeed_at_home(site, bea):
         with contextlib.suppress(NatsReceiptsError):
             await one_more()
 
-    _, told = await intrude(site, "beta-admin", kv_key, meanwhile=one_more_or_not)
+    _, told = await intrude(site, "beta-admin", attempts(kv_key), meanwhile=one_more_or_not)
     for theirs in (SECRET, "order-43", "a payload of Bea"):
         assert theirs in told
     after = await site.state("beta-admin")
@@ -244,7 +253,7 @@ async def test_with_the_toolkit_there_is_nothing_to_see(site, bea):
         assert receipt.result == SECRET
 
 
-async def test_a_worker_cannot_change_its_own_streams(site):
+async def test_a_worker_is_refused_when_it_would_change_its_streams(site):
     async with site.toolkit("acme-worker") as toolkit:
         await work(toolkit, "the mail to Ann", "A" * 400_000)
         kv_key = toolkit.run("shared", "order-42").key("send", {"n": 1}).kv_key
@@ -255,7 +264,7 @@ async def test_a_worker_cannot_change_its_own_streams(site):
 
     forbidden = ("$JS.API.STREAM.CREATE", "$JS.API.STREAM.UPDATE", "$JS.API.STREAM.DELETE", "$JS.API.STREAM.PURGE")
     forbidden += ("$JS.API.STREAM.MSG.DELETE", "$JS.API.CONSUMER.CREATE.KV_receipts")
-    refusals, _ = await intrude(site, "acme-worker", kv_key, meanwhile=nothing)
+    refusals, _ = await intrude(site, "acme-worker", attempts(kv_key), meanwhile=nothing)
     for subject in forbidden:
         assert any(subject.lower() in refusal.lower() for refusal in refusals), subject
     after = await site.state("acme-admin")
@@ -265,6 +274,22 @@ async def test_a_worker_cannot_change_its_own_streams(site):
     with pytest.raises(PermissionDenied):
         async with site.toolkit("acme-worker", provision=True, namespace="more"):
             raise AssertionError("connected")
+
+
+async def test_which_does_not_hold_against_malice(site):
+    """As docs/tenants.md says: within an account, the server does for a worker what that may not ask for itself."""
+    async with site.toolkit("beta-worker") as toolkit:
+        kv_key = toolkit.run("shared", "order-42").key("send", {"n": 1}).kv_key
+    neighbours = await site.state("beta-admin")
+
+    async def nothing():
+        pass
+
+    await intrude(site, "acme-worker", list(bounced(kv_key))[1:2], meanwhile=nothing)
+    async with asyncio.timeout(20):
+        while STREAMS[0] in await site.state("acme-admin"):
+            await asyncio.sleep(0.02)
+    assert await site.state("beta-admin") == neighbours
 
 
 async def test_who_is_let_in(site):
