@@ -186,7 +186,7 @@ async def show(kills: list[str]) -> bool:
         print("\nThe session's log")
         entries = (await session.load()).entries
         for entry in entries:
-            by = f"[wake, receipt {entry.receipt.status}] " if entry.receipt else ""
+            by = f"[wake, receipt {entry.receipt.status}] " if entry.receipt else "[wake] " if entry.close else ""
             print(f"  {entry.body['role']:10}  {by}{textwrap.shorten(summary(entry.body), 78)}")
         print("\nWhat the model reads by now in place of a close")
         logged = {entry.body["toolCallId"]: summary(entry.body) for entry in entries if entry.close}
