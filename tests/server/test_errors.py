@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 import natsreceipts
-from natsreceipts import NatsReceiptsError, ReceiptError, ReceiptKey
+from natsreceipts import NatsReceiptsError, ReceiptError, ReceiptKey, SessionEntry
 from natsreceipts.errors import with_key
 
 KEY = ReceiptKey("acme", "run-1", "send", "ab" * 32)
@@ -23,6 +23,7 @@ SAMPLES = {
     "retry_after": 1.5,
     "timeout": 2.5,
     "version": 2,
+    "entry": SessionEntry("acme", "s1", "e1", None, "message", "run-1", "neutral", {}, None, None, 7, None, "S"),
     "value": "\ud800",
 }
 
