@@ -1,0 +1,220 @@
+"""The product with one rule replaced: each of these mistakes is one that the simulation has to find."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from sim_seam import SimBucket
+
+from natsreceipts import attempts, fence, guard
+from natsreceipts._jetstream import Accepted, Conflict
+from natsreceipts.attempt import Judged
+from natsreceipts.decision import Effect, decide
+from natsreceipts.fence import Landed, Overtaken
+from natsreceipts.seen import seen_of
+from natsreceipts.wire import read_receipt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+__all__ = ["MUTANTS"]
+
+MUTANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {}
+"""By what is wrong: the kind of schedules that it is looked for in, and how it is put in."""
+
+
+def _mutant(kind: str, name: str) -> Callable[[Callable[[pytest.MonkeyPatch], None]], None]:
+    def put(mutate: Callable[[pytest.MonkeyPatch], None]) -> None:
+        MUTANTS[name] = (kind, mutate)
+
+    return put
+
+
+def _around(patch: pytest.MonkeyPatch, owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace a function by one that is given the old one first."""
+    old = getattr(owner, name)
+
+    @wraps(old)
+    def new(*args: Any, **kwargs: Any) -> Any:
+        return around(old, *args, **kwargs)
+
+    patch.setattr(owner, name, new)
+
+
+# ---------------------------------------------------------------- writing
+
+
+@_mutant("workers", "a claim that is not create-only")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def advance(old: Any, bucket: Any, key: str, value: bytes, *, expected: int, **rest: Any) -> Any:
+        if expected == 0:
+            entry = await bucket.newest(key, timeout=2.0)
+            expected = entry.revision if entry is not None else 0
+        return await old(bucket, key, value, expected=expected, **rest)
+
+    _around(patch, attempts, "advance", advance)
+
+
+@_mutant("workers", "a settle that takes a conflict as success")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def report(old: Any, *args: Any, **rest: Any) -> Any:
+        outcome = await old(*args, **rest)
+        return Landed(rest["expected"] + 1, 0.0) if isinstance(outcome, Overtaken) else outcome
+
+    _around(patch, attempts, "report", report)
+
+
+@_mutant("mixed", "a conflict after a doubt taken as lost")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def take(old: Any, sending: Any, outcome: Any) -> Any:
+        return Overtaken(None) if isinstance(outcome, Conflict) else old(sending, outcome)
+
+    _around(patch, fence._Sending, "take", take)
+
+
+@_mutant("workers", "no answer taken as not written")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def take(old: Any, sending: Any, outcome: Any) -> Any:
+        if isinstance(outcome, fence.Unknown):
+            raise fence.NotWritten(outcome.cause)
+        return old(sending, outcome)
+
+    _around(patch, fence._Sending, "take", take)
+
+
+@_mutant("workers", "a settle in doubt that reads the newest instead of the successor")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def successor(old: Any, bucket: Any, key: str, revision: int, *, timeout: float) -> Any:
+        entry = await bucket.newest(key, timeout=timeout)
+        return entry if entry is not None and entry.revision > revision else None
+
+    _around(patch, SimBucket, "successor", successor)
+
+
+@_mutant("workers", "a settle in doubt that compares whose attempt it is, not whose write")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def wrote(old: Any, store: Any, key: Any, nonce: str, entry: Any) -> bool:
+        record = read_receipt("receipts", key, entry.revision, entry.value)
+        owner = store.bucket._nonces.owner
+        return record.holder is not None and owner(record.holder.token) is owner(nonce)
+
+    _around(patch, attempts.Attempts, "_wrote", wrote)
+
+
+@_mutant("workers", "message ids: a lost race that is answered as a success")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def put(old: Any, bucket: Any, key: str, value: bytes, *, expected: int, timeout: float) -> Any:
+        outcome = await old(bucket, key, value, expected=expected, timeout=timeout)
+        if isinstance(outcome, Conflict) and expected == 0:
+            return Accepted(bucket._stream.seq)
+        return outcome
+
+    _around(patch, SimBucket, "put", put)
+    _around(patch, fence._Sending, "take", _no_high_water)
+
+
+def _no_high_water(old: Any, sending: Any, outcome: Any) -> Any:
+    return Landed(outcome.revision, sending.sent) if isinstance(outcome, Accepted) else old(sending, outcome)
+
+
+# ---------------------------------------------------------------- holding
+
+
+@_mutant("workers", "a renewal that ignores the fence: it goes on from whatever stands there")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def rebase(old: Any, store: Any, attempt: Any, seen: Any, *, late: bool) -> bool:
+        attempt.revision = seen.revision
+        return True
+
+    _around(patch, attempts.Attempts, "_rebase", rebase)
+
+
+@_mutant("workers", "entering on an acknowledgement that comes late")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def in_time(old: Any, call: Any) -> bool:
+        return call._attempt.running
+
+    _around(patch, guard.Call, "_in_time", in_time)
+
+
+@_mutant("workers", "every running record taken as a claim given up")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def given_up(old: Any, store: Any, record: Any) -> bool:
+        return record.status == "running"
+
+    _around(patch, attempts.Attempts, "_was_given_up", given_up)
+
+
+@_mutant("workers", "a settle that could not be written is told as kept, and forgotten")
+def _(patch: pytest.MonkeyPatch) -> None:
+    _around(patch, attempts.Attempts, "keep", lambda old, *args: None)
+
+
+@_mutant("workers", "a cancelled caller that settles as not applied without a look at its claim")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def in_flight(old: Any, call: Any) -> Any:
+        call._state = "open"
+        return await old(call)
+
+    async def failed(old: Any, call: Any, error: Any, *, spoke: bool) -> None:
+        await old(call, error, spoke=spoke or isinstance(error, asyncio.CancelledError))
+
+    _around(patch, guard.Call, "_failed", failed)
+
+
+# ---------------------------------------------------------------- deciding and judging
+
+
+@_mutant("workers", "a dead opaque attempt that is executed again")
+def _(patch: pytest.MonkeyPatch) -> None:
+    _around(patch, attempts, "decide", lambda old, state, effect: decide(state, Effect.IDEMPOTENT))
+
+
+@_mutant("workers", "a judge without the second look")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def condemn(old: Any, store: Any, attempt: Any, blocked: Any) -> Any:
+        if blocked.seen.record.status == "ambiguous":
+            return Judged(blocked.seen.record, blocked.seen.revision)
+        return await store._judge(attempt, blocked, store.pace(attempt.lease, patience=15.0))
+
+    _around(patch, attempts.Attempts, "condemn", condemn)
+
+
+@_mutant("workers", "a resolve on a fresh read, not on what was looked at")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def resolve(old: Any, store: Any, attempt: Any, standing: Any, resolution: Any, pace: Any) -> Any:
+        entry = await store.bucket.newest(attempt.kv_key, timeout=2.0)
+        seen = seen_of("receipts", attempt.key, entry)
+        return await old(store, attempt, Judged(seen.record, seen.revision), resolution, pace)
+
+    _around(patch, attempts.Attempts, "resolve", resolve)
+
+
+@_mutant("mixed", "a claim that forgets that an earlier attempt may have landed")
+def _(patch: pytest.MonkeyPatch) -> None:
+    _around(patch, attempts.Attempts, "_leaves_open", lambda old, store, record: False)
+
+
+@_mutant("mixed", "not applied, said while an earlier attempt is open")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def ended(old: Any, store: Any, attempt: Any, ending: Any) -> Any:
+        if not (ending.error and ending.error.not_applied and attempt.held.open):
+            return old(store, attempt, ending)
+        record = store._next(attempt, status="failed", error=ending.error)
+        return attempts.Write.of(record, expected=attempt.revision)
+
+    _around(patch, attempts.Attempts, "_ended", ended)
+
+
+@_mutant("mixed", "a claim that drops the recorded steps")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def claim_over(old: Any, store: Any, attempt: Any, seen: Any, *, number: int, effect: Any) -> Any:
+        if seen is not None:
+            seen = seen._replace(record=seen.record.model_copy(update={"steps": None}))
+        return old(store, attempt, seen, number=number, effect=effect)
+
+    _around(patch, attempts.Attempts, "_claim_over", claim_over)
