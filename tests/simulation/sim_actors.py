@@ -7,22 +7,32 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sim_judge import Asked, BodyFailed
-from sim_plan import ActorPlan
 
 from natsreceipts.decision import Landed, NotLanded
-from natsreceipts.errors import AmbiguousCall, NatsReceiptsError, NotApplied
+from natsreceipts.errors import NatsReceiptsError, NotApplied
 from natsreceipts.identity import args_hash, key_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sim_plan import ActorPlan
     from sim_process import Process
     from sim_world import World
 
     from natsreceipts.guard import Call
     from natsreceipts.run import Run
 
-__all__ = ["RUN", "TENANT", "TOOL", "arguments", "body", "kv_key", "story"]
+__all__ = [
+    "RECEIPT_ACTS",
+    "RUN",
+    "TENANT",
+    "TOOL",
+    "arguments",
+    "kv_key",
+    "make_call",
+    "settle_by_hand",
+    "verifier",
+]
 
 TENANT, RUN, TOOL = "acme", "order", "send"
 
@@ -277,46 +287,4 @@ async def resolver(process: Process, actor: ActorPlan) -> None:
     await toolkit.close()
 
 
-# ---------------------------------------------------------------- from the beginning to the end
-
-
-async def finisher(process: Process, actor: ActorPlan) -> None:
-    """When the faults have ended: brings every call to its end, with a person's help where it needs one."""
-    world = process.world
-    toolkit = process.toolkit()
-    effect = (
-        "opaque" if all(a.how.get("effects", ["opaque"]) == ["opaque"] for a in world.plan.actors) else "idempotent"
-    )
-    options = {"effect": effect, "lease": world.plan.lease, "wait": 60.0}
-    for number in range(world.plan.keys):
-        outcome: Any = None
-        for _ in range(12):
-            run = toolkit.run(TENANT, RUN)
-
-            async def work(asked: Asked, run: Run = run, number: int = number) -> Any:
-                return await make_call(world, asked, run, number, options, "execute")
-
-            _, outcome = await world.ask(process, kv_key(number), None, work)
-            if not isinstance(outcome, BaseException):
-                break
-            if isinstance(outcome, AmbiguousCall):
-                await settle_by_hand(process, toolkit, kv_key(number))
-            await process.sleep(5.0)
-        world.check(not isinstance(outcome, BaseException), f"no end of call {number} without faults: {outcome!r}")
-    await toolkit.close()
-
-
-ACTS = {"worker": worker, "resolver": resolver}
-
-
-async def story(world: World) -> None:
-    """All actors, then the quiet, then the one who comes last, then what must be so at the end."""
-    tasks = [asyncio.create_task(world.live(actor, ACTS[actor.kind])) for actor in world.plan.actors]
-    await asyncio.wait(tasks)
-    for task in tasks:
-        task.result()
-    world.quiet()
-    await asyncio.sleep(60.0)
-    await world.live(ActorPlan("last", "finisher", 0.0, {}), finisher)
-    await asyncio.sleep(60.0)
-    world.judge.at_the_end()
+RECEIPT_ACTS = {"worker": worker, "resolver": resolver}

@@ -58,6 +58,9 @@ class Asked:
         self.process = process
         self.key = key
         self.entry = entry
+        self.first = process.world.nonces.count
+        self.last = 2**62
+        """Of the names that were drawn while it was under way."""
         self.deeds: list[Deed] = []
         self.tokens: set[str] = set()
         """Of the attempts whose body was begun, whether or not it came to the effect."""
@@ -145,7 +148,7 @@ class Judge:
         if record.status != "running" or (last.holder and token == last.holder.token):
             return f"attempt {record.attempts} began as {record.status}"
         owner = self._world.nonces.owner(token)
-        asked = self._world.asked(key, owner)
+        asked = self._world.asked_by(key, token)
         if last.fences and not any(self._beyond(last, each.entry) for each in asked):
             return "a claim from an entry at or before a fence, or from none, was accepted"
         given_up = last.holder is not None and owner is self._world.nonces.owner(last.holder.token)

@@ -63,6 +63,7 @@ class Plan:
     silent_hints: bool = False
     keys: int = 1
     lease: float = 9.0
+    dialect: str = "neutral"
     forgive: bool = True
     """Whether mistakes of the product that are on file count as known, and end no schedule."""
 
@@ -91,7 +92,9 @@ def plan_of(seed: int, *, kind: str = "") -> Plan:
     kind = kind or drawn
     keys = 1 if luck.random() < 0.8 else 2
     lease = luck.choice((6.0, 9.0, 30.0))
-    actors = _session_actors(luck) if kind == "session" else _workers(luck, keys, lease, mixed=kind == "mixed")
+    actors = (
+        _session_actors(luck, keys, lease) if kind == "session" else _workers(luck, keys, lease, mixed=kind == "mixed")
+    )
     names = [actor.name for actor in actors]
     replicas = luck.choice((1, 3, 3))
     return Plan(
@@ -104,6 +107,7 @@ def plan_of(seed: int, *, kind: str = "") -> Plan:
         history=luck.choice((8, 8, 8, 8, 2, 1)),
         inline_limit=luck.choice((256 * 1024,) * 7 + (450,)),
         silent_hints=luck.random() < 0.3,
+        dialect=luck.choice(("neutral", "anthropic", "openai-chat")),
         keys=keys,
         lease=lease,
     )
@@ -139,8 +143,45 @@ def _workers(luck: random.Random, keys: int, lease: float, *, mixed: bool) -> li
     return actors
 
 
-def _session_actors(luck: random.Random) -> list[ActorPlan]:
-    return _workers(luck, 1, 9.0, mixed=False)
+def _session_actors(luck: random.Random, keys: int, lease: float) -> list[ActorPlan]:
+    effects = [luck.choice(("opaque", "opaque", "opaque", "resumable", "idempotent"))]
+    reuses = luck.random() < 0.5
+    sessions = ["s1"] if luck.random() < 0.8 else ["s1", "s2"]
+    actors = []
+    for number in range(luck.choice((1, 1, 2))):
+        how: dict[str, Any] = {
+            "session": luck.choice(sessions),
+            "effects": effects,
+            "turns": luck.choice((1, 2, 3)),
+            "calls": [luck.randrange(keys) for _ in range(luck.choice((1, 1, 2)))],
+            "reuses": reuses,
+            "wakes": luck.random() < 0.8,
+            "wait": luck.choice((0.0, 5.0, 30.0)),
+            "door": luck.choice(("execute", "execute", "call", "thread")),
+            "pause": luck.choice((0.1, 3.0, lease * 1.5)),
+        }
+        for option, often in (("suspends", 0.1), ("verify", 0.2), ("unnamed", 0.1), ("leaves", 0.3)):
+            if luck.random() < often:
+                how[option] = True
+        if luck.random() < 0.4:
+            how["stalls"] = round(luck.choice((0.1, 3.0, 20.0)) * luck.random(), 3)
+        actors.append(ActorPlan(f"a{number + 1}", "agent", _start(luck), how))
+    for number in range(luck.choice((1, 1, 2))):
+        how = {
+            "session": luck.choice(sessions),
+            "effects": effects,
+            "times": luck.choice((1, 2, 4)),
+            "declared": luck.random() < 0.7,
+            "pause": luck.choice((0.1, 2.0, 10.0)),
+        }
+        kind = "reconciler" if luck.random() < 0.15 else "waker"
+        actors.append(ActorPlan(f"k{number + 1}", kind, _start(luck), how))
+    if luck.random() < 0.2:
+        actors.append(ActorPlan("r1", "reader", _start(luck), {"session": luck.choice(sessions)}))
+    if luck.random() < 0.25:
+        how = {"key": luck.randrange(keys), "times": 2, "running": luck.random() < 0.3}
+        actors.append(ActorPlan("p1", "resolver", _start(luck) + luck.choice((0.0, 5.0, 20.0)), how))
+    return actors
 
 
 def _start(luck: random.Random) -> float:

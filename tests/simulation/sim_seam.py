@@ -17,6 +17,7 @@ from sim_process import Crashed
 
 from natsreceipts._jetstream import Accepted, Clock, Conflict, Entry, ObjectInfo, Outcome, Refused, RivalInFlight
 from natsreceipts._jetstream import Unknown as NoAnswer
+from natsreceipts._jetstream.bucket import JetStreamError
 from natsreceipts.errors import BucketReplaced, Unreachable
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class SimBucket(_Client):
         if what == "it is not sent":
             return Refused(Unreachable("nothing could be sent"), retry=True)
         if what == "it is refused" and c < 0.3:
-            return Refused(OSError("the server refuses it"), retry=False)
+            return Refused(JetStreamError(10077, "maximum bytes exceeded"), retry=False)
         future = loop.create_future()
         deadline = now + timeout
         if lands:

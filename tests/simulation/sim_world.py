@@ -11,6 +11,7 @@ from sim_loop import OUTSIDE, Stuck, VirtualLoop
 from sim_outside import Outside
 from sim_process import Crashed, Mind, Process
 from sim_seam import SimBucket, SimObjects
+from sim_session_judge import SessionJudge
 from sim_stream import Stream
 
 from natsreceipts.wire import read_entry, read_receipt
@@ -53,7 +54,17 @@ class _Nonces:
         self._owners.append(process)
         return f"{len(self._owners):024x}"
 
+    @property
+    def count(self) -> int:
+        """How many there are so far."""
+        return len(self._owners)
+
+    def of(self, process: Process, first: int) -> list[str]:
+        """Those that a process has drawn, from that one on."""
+        return [f"{n + 1:024x}" for n in range(first, len(self._owners)) if self._owners[n] is process]
+
     def owner(self, nonce: str) -> Process | None:
+        """The process that drew it."""
         number = int(nonce, 16)
         return self._owners[number - 1] if 0 < number <= len(self._owners) else None
 
@@ -73,14 +84,17 @@ class World:
         self.nonces = _Nonces()
         self.objects: dict[str, bytes] = {}
         self.judge = Judge(self)
+        self.session_judge = SessionJudge(self)
         self.outside = Outside(self)
         self.receipts = Stream(self.loop, "receipts", history=plan.history, replicas=plan.replicas)
         self.receipts.on_stored = self.judge.stored
         self.sessions = Stream(self.loop, "SESSIONS", history=0, replicas=plan.replicas)
+        self.sessions.on_stored = self.session_judge.stored
         self.resolutions = 0
         self.minds: dict[str, Mind] = {}
         self.processes: dict[str, Process] = {}
         self._asked: dict[str, list[Asked]] = {}
+        self._past: dict[str, list[Asked]] = {}
         threads = random.Random(plan.seed ^ 0x5EED)
         self.loop.thread = lambda: (threads.choice((0.0, 0.0, 3.0)), threads.choice((0.01, 0.5, 12.0)))
 
@@ -135,7 +149,9 @@ class World:
         asked = Asked(process, key, entry)
         self._asked.setdefault(key, []).append(asked)
         outcome = await process.host(_awaited(work, asked))
+        asked.last = self.nonces.count
         self._asked[key].remove(asked)
+        self._past.setdefault(key, []).append(asked)
         self.note(f"{process.name}: gets {type(outcome).__name__}: {outcome}"[:230])
         self.judge.told(asked, outcome)
         return asked, outcome
@@ -143,6 +159,12 @@ class World:
     def asked(self, key: str, process: Process | None) -> list[Asked]:
         """The calls of a key that a process has under way. (Those of a dead one stay: a late write is theirs.)"""
         return [asked for asked in self._asked.get(key, ()) if asked.process is process]
+
+    def asked_by(self, key: str, nonce: str) -> list[Asked]:
+        """The calls, over or not, that may have drawn a name."""
+        owner, number = self.nonces.owner(nonce), int(nonce, 16) - 1
+        calls = [*self._asked.get(key, ()), *self._past.get(key, ())]
+        return [asked for asked in calls if asked.process is owner and asked.first <= number < asked.last]
 
     # ------------------------------------------------------------------ the schedule
 
@@ -207,7 +229,7 @@ async def _life(process: Process, actor: ActorPlan, act: Callable[[Process, Acto
 
 def carry_out(plan: Plan, *, tracing: bool = False) -> Report:
     """Carry a schedule out from its beginning to its end."""
-    from sim_actors import story
+    from sim_story import story
 
     world = World(plan, tracing=tracing)
     for event in plan.events:

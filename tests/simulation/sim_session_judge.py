@@ -1,0 +1,159 @@
+"""The judge of session logs: every stored entry, and every word to who appended or woke, against the whole log."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from natsreceipts._jetstream.bucket import JetStreamError
+from natsreceipts.dialects.base import ErrorKind
+from natsreceipts.errors import SessionBusy, SessionConflict, Unreachable
+from natsreceipts.transcript import tool_calls_of, tool_result_message
+from natsreceipts.wire import EntryRecord, ReceiptSaid
+
+if TYPE_CHECKING:
+    from sim_process import Process
+    from sim_world import World
+
+    from natsreceipts._jetstream import Entry
+
+__all__ = ["SessionJudge"]
+
+_RAW = "wake lets the server's refusal of a fence out as it is"
+
+
+class _Log:
+    """One session as it is on the server."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, int] = {}
+        """Sequences by entry id."""
+        self.sites: dict[str, int] = {}
+        """Where the id of a call was called last."""
+        self.closes: dict[tuple[str, int], str] = {}
+        """Who wrote a result for a call, by its id and site, by word of the log or a receipt."""
+        self.suspended: set[str] = set()
+        self.last = 0
+        self.asked = 0
+        """The sequence of the last entry that is no result of wake's or reconcile's."""
+
+
+class SessionJudge:
+    """Holds the logs against the design."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.logs: dict[str, _Log] = {}
+        self._never: dict[str, str] = {}
+        """Entries that may never be in a log, and why."""
+
+    def stored(self, entry: Entry, by: str) -> None:
+        """An entry was stored."""
+        record = EntryRecord.model_validate_json(entry.value)
+        log = self.logs.setdefault(entry.key, _Log())
+        problem = None
+        if record.id in log.entries:
+            problem = "the entry is there twice"
+        elif record.id in self._never:
+            problem = self._never[record.id]
+        elif record.parent_id is not None and record.parent_id not in log.entries:
+            problem = "its parent is not there"
+        elif record.parent_id is None and log.entries:
+            problem = "it begins anew in the middle of a log"
+        log.entries[record.id] = entry.revision
+        if record.close is not None or record.receipt is not None:
+            problem = problem or self._closes(entry, record, log, by)
+        elif record.kind == "suspend":
+            log.suspended.update(record.body["toolCallIds"])
+        elif record.kind == "resume":
+            log.suspended.difference_update(record.body["toolCallIds"])
+        elif record.kind == "message":
+            for call in tool_calls_of(record.body, dialect=record.dialect):
+                log.sites[call.id] = entry.revision
+                log.suspended.discard(call.id)
+        log.last = entry.revision
+        if record.close is None and record.receipt is None:
+            log.asked = entry.revision
+        if problem:
+            self._world.fail(f"entry {entry.revision} of {entry.key} by {by}: {problem}")
+
+    def _closes(self, entry: Entry, record: EntryRecord, log: _Log, by: str) -> str | None:
+        call_id = record.close.tool_call_id if record.close is not None else record.receipt.tool_call_id  # type: ignore[union-attr]
+        site = log.sites.get(call_id)
+        if site is None:
+            return f"it closes the call {call_id}, which nobody made"
+        if call_id in log.suspended:
+            return f"it closes the call {call_id}, which is suspended"
+        if (call_id, site) in log.closes:
+            return f"it closes the call {call_id} of entry {site} again, as {log.closes[call_id, site]} did"
+        log.closes[call_id, site] = by
+        said = record.receipt
+        if said is None:
+            return None
+        never = record.close is not None and record.close.error_kind == ErrorKind.INTERRUPTED_NEVER_STARTED
+        session = entry.key.partition(".")[2]
+        if never or said.status in ("failed", "withdrawn"):
+            return self._withdraws(said, session, log.asked, never=never)
+        if said.status == "completed" and record.close is None:
+            chain = dict(self._world.judge.chains.get(said.key, ()))
+            found = chain.get(said.revision)
+            value = self._world.judge.value(found.result) if found is not None else None
+            real = tool_result_message(call_id, "send", value, dialect=record.dialect)
+            if found is None or found.status != "completed" or real != record.body:
+                return f"it tells a result that revision {said.revision} does not hold"
+        return None
+
+    def _withdraws(self, said: ReceiptSaid, session: str, position: int, *, never: bool) -> str | None:
+        """The model is told that a call was not carried out: so it must not have been, and can no longer be."""
+        judge = self._world.judge
+        chain = judge.chains.get(said.key, [])
+        if not any((record.fences or {}).get(session, -1) >= position for _, record in chain):
+            return f"it says that a call was not carried out, and no fence stands at {position} or above"
+        for deed in self._world.outside.deeds.get(said.key, ()):
+            if deed.session == session and deed.seq <= position and never:
+                return f"it says that a call never started, whose effect was entered (deed {deed.number})"
+        told = judge.told_never
+        told[said.key, session] = max(told.get((said.key, session), 0), position)
+        return None
+
+    # ------------------------------------------------------------------ what is told
+
+    def appended(self, key: str, ids: list[str], outcome: Any, process: Process) -> None:
+        """What came of an append; ``ids`` are those of all entries that it may have sent."""
+        log = self.logs.get(key, _Log())
+        there = [each for each in ids if each in log.entries]
+        why = f"{process.name} was told {type(outcome).__name__}: {outcome}"[:200]
+        if isinstance(outcome, SessionConflict) or (
+            isinstance(outcome, Unreachable) and "nothing was appended" in str(outcome)
+        ):
+            self._world.check(not there, f"{why}, and the entry is in the log")
+            self._never.update(dict.fromkeys(ids, f"{why}, and the entry comes all the same"))
+        elif isinstance(outcome, Unreachable | asyncio.CancelledError):
+            pass
+        elif isinstance(outcome, BaseException):
+            self._world.fail(why)
+        else:
+            self._world.check(there == [outcome.id], f"{process.name} appended {outcome.id}, and in the log is {there}")
+            self._world.check(log.entries.get(outcome.id) == outcome.seq, f"{process.name} was told the wrong sequence")
+
+    def woken(self, key: str, ids: list[str], outcome: Any, process: Process) -> None:
+        """What came of a wake or a reconcile; ``ids`` are those of all entries that it may have sent."""
+        log = self.logs.get(key, _Log())
+        why = f"{process.name} was told {type(outcome).__name__}: {outcome}"[:200]
+        if isinstance(outcome, SessionBusy):
+            running = any(
+                record.status == "running" for chain in self._world.judge.chains.values() for _, record in chain
+            )
+            self._world.check(running, f"{why}, and nothing ever ran")
+        elif isinstance(outcome, Unreachable | asyncio.CancelledError):
+            pass
+        elif isinstance(outcome, JetStreamError):
+            self._world.fail(why, known=_RAW)
+        elif isinstance(outcome, BaseException):
+            self._world.fail(why)
+        else:
+            missing = [each.entry_id for each in outcome.recovered if each.entry_id not in log.entries]
+            self._world.check(not missing, f"{process.name} was told of closes that are not in the log: {missing}")
+            told = {each.entry_id for each in outcome.recovered}
+            untold = [each for each in ids if each in log.entries and each not in told]
+            self._world.check(not untold, f"{process.name} was not told of closes that it wrote: {untold}")
