@@ -160,17 +160,31 @@ class Judge:
         return None
 
     def _too_soon(self, key: str, last: ReceiptRecord | None, record: ReceiptRecord, by: str) -> str | None:
-        """Whether a live attempt was condemned without the second look, whatever the clocks said."""
-        if last is None or (last.status, record.status) != ("running", "ambiguous") or last.holder is None:
+        """Whether a live attempt was condemned or replaced before its time."""
+        if last is None or last.status != "running" or last.holder is None:
+            return None
+        condemned = record.status == "ambiguous"
+        if not condemned and record.attempts == last.attempts:
             return None
         owner = self._world.nonces.owner(last.holder.token)
         if owner is not None and owner.name == by:
             return None
+        left = self.lease_left(key, len(self.chains[key]) - 1)
+        if left > 0.001:
+            return f"a live attempt was overruled {left:.2f} s before the end of its lease"
+        # Whatever the clocks of several leaders say: an opaque attempt is looked at twice.
         lease = (last.lease_ms or 0) / 1000
         age = self._world.loop.time() - self._when[self.chains[key][-1][0]]
-        if age < (lease + margin_of(lease)) / 3 - 0.001:
+        if condemned and age < (lease + margin_of(lease)) / 3 - 0.001:
             return f"a record was made ambiguous {age:.2f} s after it was written, with a lease of {lease:g} s"
         return None
+
+    def lease_left(self, key: str, index: int) -> float:
+        """Seconds of lease that a revision, by its place in the chain, surely has left; 0 where clocks have jumped."""
+        at, record = self.chains[key][index]
+        lease = (record.lease_ms or 0) / 1000
+        age = self._world.loop.time() - self._when[at]
+        return 0.0 if self._world.receipts.elections else lease + margin_of(lease) - age
 
     @staticmethod
     def _beyond(last: ReceiptRecord, entry: SessionEntry | None) -> bool:

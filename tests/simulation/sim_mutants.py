@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim_seam import SimBucket
 
-from natsreceipts import attempts, fence, guard
+from natsreceipts import attempts, fence, guard, session_store, wake
 from natsreceipts._jetstream import Accepted, Conflict
 from natsreceipts.attempt import Judged
 from natsreceipts.decision import Effect, decide
@@ -218,3 +218,102 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return old(store, attempt, seen, number=number, effect=effect)
 
     _around(patch, attempts.Attempts, "_claim_over", claim_over)
+
+
+# ---------------------------------------------------------------- sessions and wakes
+
+
+@_mutant("session", "a wake that writes no fence")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def withdraw(old: Any, bucket: Any, key: Any, seen: Any, **rest: Any) -> int:
+        return seen.revision if seen is not None else 0
+
+    _around(patch, wake, "withdraw", withdraw)
+
+
+@_mutant("session", "a fence at a lower position than the wake has read")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def withdraw(old: Any, *args: Any, position: int, **rest: Any) -> Any:
+        return await old(*args, position=position - 1, **rest)
+
+    _around(patch, wake, "withdraw", withdraw)
+
+
+@_mutant("session", "a wake that closes calls which another worker is at")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def refuse_if_busy(old: Any, waker: Any, found: Any) -> None:
+        return None
+
+    _around(patch, wake.Waker, "_refuse_if_busy", refuse_if_busy)
+
+
+@_mutant("session", "a claim that forgets the fences")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def claim_over(old: Any, store: Any, attempt: Any, seen: Any, *, number: int, effect: Any) -> Any:
+        if seen is not None:
+            seen = seen._replace(record=seen.record.model_copy(update={"fences": None}))
+        return old(store, attempt, seen, number=number, effect=effect)
+
+    _around(patch, attempts.Attempts, "_claim_over", claim_over)
+
+
+@_mutant("session", "a claim that does not look at the fences")
+def _(patch: pytest.MonkeyPatch) -> None:
+    _around(patch, attempts.Attempt, "withdrawn_by", lambda old, attempt, fences: False)
+
+
+@_mutant("session", "a settle that drops the fences")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def following(old: Any, store: Any, attempt: Any, *, status: Any, **fields: Any) -> Any:
+        record = old(store, attempt, status=status, **fields)
+        return record.model_copy(update={"fences": None})
+
+    _around(patch, attempts.Attempts, "_next", following)
+
+
+@_mutant("session", "a fence that forgets the other sessions")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def withdraw(old: Any, bucket: Any, key: Any, seen: Any, **rest: Any) -> Any:
+        if seen is not None and seen.record.fences:
+            seen = seen._replace(record=seen.record.model_copy(update={"fences": {}}))
+        return await old(bucket, key, seen, **rest)
+
+    _around(patch, wake, "withdraw", withdraw)
+
+
+@_mutant("session", "an append made again under a new id")
+def _(patch: pytest.MonkeyPatch) -> None:
+    _around(patch, session_store, "_same", lambda old, one, other: False)
+
+
+@_mutant("session", "an append that was overtaken, told as appended")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def report(old: Any, *args: Any, **rest: Any) -> Any:
+        outcome = await old(*args, **rest)
+        return Landed(rest["expected"] + 1, 0.0) if isinstance(outcome, Overtaken) else outcome
+
+    _around(patch, session_store, "report", report)
+
+
+@_mutant("session", "a wake whose closes do not expect what it has read")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def append(old: Any, store: Any, kind: Any, body: Any, *, expected: Any = None, **rest: Any) -> Any:
+        if expected is not None:
+            await store.refresh()
+        return await old(store, kind, body, **rest)
+
+    _around(patch, session_store.SessionStore, "append", append)
+
+
+@_mutant("session", "a wake that takes an attempt in doubt for one that never started")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def look(old: Any, waker: Any, evidence: Any) -> None:
+        await old(waker, evidence)
+        if evidence.said == "ambiguous":
+            evidence.seen, evidence.said = None, "absent"
+
+    async def withdraw(old: Any, bucket: Any, key: Any, seen: Any, **rest: Any) -> Any:
+        return 0 if seen is None else await old(bucket, key, seen, **rest)
+
+    _around(patch, wake.Waker, "_look", look)
+    _around(patch, wake, "withdraw", withdraw)

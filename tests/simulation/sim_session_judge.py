@@ -90,13 +90,16 @@ class SessionJudge:
         said = record.receipt
         if said is None:
             return None
+        chain = self._world.judge.chains.get(said.key, [])
+        at = next((n for n, (revision, _) in enumerate(chain) if revision == said.revision), None)
+        if said.status == "running" and at == len(chain) - 1 and self._world.judge.lease_left(said.key, at) > 0.1:
+            return "it closes a call that another worker is at, under a live lease"
         never = record.close is not None and record.close.error_kind == ErrorKind.INTERRUPTED_NEVER_STARTED
         session = entry.key.partition(".")[2]
         if never or said.status in ("failed", "withdrawn"):
             return self._withdraws(said, session, log.asked, never=never)
         if said.status == "completed" and record.close is None:
-            chain = dict(self._world.judge.chains.get(said.key, ()))
-            found = chain.get(said.revision)
+            found = dict(chain).get(said.revision)
             value = self._world.judge.value(found.result) if found is not None else None
             real = tool_result_message(call_id, "send", value, dialect=record.dialect)
             if found is None or found.status != "completed" or real != record.body:

@@ -47,6 +47,7 @@ class Stream:
         self.created = self._now(0.0) - 3600 * _SECOND
         self.hints: dict[str, list[SimHint]] = {}
         self.on_stored: Callable[[Entry, str], None] = lambda entry, by: None
+        self.elections = 0
         self._leader = _Leader(0.0, self.created if replicas > 1 else 0)
         self._deposed: tuple[_Leader, int] | None = None
         self._deposed_until = 0.0
@@ -71,6 +72,7 @@ class Stream:
 
         The deposed one goes on to answer whoever asks it, for a while, with what it knew.
         """
+        self.elections += 1
         self.outage(length)
         self._deposed = (self._leader, self.seq)
         self._deposed_until = self._loop.time() + length + deposed_for
