@@ -8,9 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sim_actors import RUN, TENANT, TOOL, arguments, kv_key, make_call, settle_by_hand, verifier
+from sim_session_judge import UNSEEN
 from vendor_rules import RULES, Refused
 
-from natsreceipts.errors import AmbiguousCall, SessionBusy, Unreachable
+from natsreceipts.errors import AmbiguousCall, SessionBusy, SessionConflict, Unreachable
 from natsreceipts.identity import key_token
 from natsreceipts.sessions import reconcile_interrupted_session
 from natsreceipts.transcript import tool_result_message
@@ -65,7 +66,7 @@ class Desk:
         self.log: SessionLog = toolkit.sessions.open(TENANT, session, dialect=self.dialect)
         self.key = f"{key_token(TENANT)}.{key_token(session)}"
         self.run: Run = toolkit.run(TENANT, RUN)
-        self.woken_at = 0
+        self.woken_at = self.shown = 0
 
     async def _writing(self, work: Coroutine[Any, Any, Any]) -> tuple[list[str], Any]:
         """Do something that may append: the ids that this process may have sent, and what came of it."""
@@ -81,9 +82,12 @@ class Desk:
         for _ in range(4):
             ids, outcome = await self._writing(write())
             sent += ids
-            self.world.session_judge.appended(self.key, sent, outcome, self.process)
+            self.world.session_judge.appended(self.key, sent, outcome, self.process, self.shown)
             if not isinstance(outcome, BaseException):
+                self.shown = outcome.seq
                 return outcome
+            if isinstance(outcome, SessionConflict):
+                self.shown = outcome.missed[-1].seq
             if not isinstance(outcome, Unreachable):
                 break
             await self.process.sleep(2.0)
@@ -96,7 +100,7 @@ class Desk:
             ids, outcome = await self._writing(self.log.wake(guarded={TOOL: dict}, effects=effects))
             self.world.session_judge.woken(self.key, ids, outcome, self.process)
             if not isinstance(outcome, BaseException):
-                self.woken_at = outcome.last_seq
+                self.woken_at = self.shown = outcome.last_seq
                 return True
             await self.process.sleep(outcome.retry_after + 0.1 if isinstance(outcome, SessionBusy) else 2.0)
         return False
@@ -107,6 +111,7 @@ class Desk:
         if isinstance(view, Unreachable | asyncio.CancelledError):
             return
         self.world.check(not isinstance(view, BaseException), f"{self.process.name}: context() raised {view!r}")
+        self.shown = self.log.store.last_seq
         try:
             RULES[self.dialect](view.messages)
         except Refused as refused:
@@ -144,6 +149,7 @@ async def _turn(desk: Desk, how: dict[str, Any], turn: int) -> None:
     loaded = await process.host(desk.log.load())
     if isinstance(loaded, BaseException) or loaded.suspended:
         raise _Stopped
+    desk.shown = loaded.last_seq
     if how["wakes"] and loaded.last_seq != desk.woken_at:
         raise _Stopped  # somebody has written since: that may be a call which is still to be closed
     if not loaded.messages:
@@ -214,13 +220,15 @@ async def end_session(process: Process, toolkit: Toolkit, session: str, keys: in
     world = process.world
     desk = Desk(process, toolkit, session, effect)
     loaded = await desk.log.load()
+    desk.shown = loaded.last_seq
     if loaded.suspended:
         await desk.append(partial(desk.log.resume, sorted(loaded.suspended)))
     world.check(await desk.wake(tries=12), f"session {session} cannot be woken without faults")
     view = await desk.log.context()
+    desk.shown = desk.log.store.last_seq
     agents = [actor.how for actor in world.plan.actors if actor.kind == "agent"]
     # An earlier call of an id that is used again can be closed by no append: agents that do not wake leave some.
-    left = any(how["reuses"] and not how["wakes"] for how in agents)
+    left = UNSEEN in world.known or any(how["reuses"] and not how["wakes"] for how in agents)
     world.check(left or not view.closed, f"session {session} was woken, and calls have no result: {view.closed}")
     options = {"effect": effect, "lease": world.plan.lease, "wait": 60.0}
     for number in range(keys):

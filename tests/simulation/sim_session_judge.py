@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from natsreceipts._jetstream import Entry
 
-__all__ = ["SessionJudge"]
+__all__ = ["UNSEEN", "SessionJudge"]
 
+UNSEEN = "an append that was overtaken and made again goes behind entries that nobody has seen"
 _RAW = "wake lets the server's refusal of a fence out as it is"
 
 
@@ -121,8 +122,11 @@ class SessionJudge:
 
     # ------------------------------------------------------------------ what is told
 
-    def appended(self, key: str, ids: list[str], outcome: Any, process: Process) -> None:
-        """What came of an append; ``ids`` are those of all entries that it may have sent."""
+    def appended(self, key: str, ids: list[str], outcome: Any, process: Process, shown: int) -> None:
+        """What came of an append; ``ids`` are those of all entries that it may have sent.
+
+        ``shown``: the last sequence that its host was told of before.
+        """
         log = self.logs.get(key, _Log())
         there = [each for each in ids if each in log.entries]
         why = f"{process.name} was told {type(outcome).__name__}: {outcome}"[:200]
@@ -138,6 +142,10 @@ class SessionJudge:
         else:
             self._world.check(there == [outcome.id], f"{process.name} appended {outcome.id}, and in the log is {there}")
             self._world.check(log.entries.get(outcome.id) == outcome.seq, f"{process.name} was told the wrong sequence")
+            unseen = [seq for seq in log.entries.values() if shown < seq < outcome.seq]
+            if unseen:
+                why = f"{process.name} appended entry {outcome.seq} behind entries that it was never shown: {unseen}"
+                self._world.fail(why, known=UNSEEN)
 
     def woken(self, key: str, ids: list[str], outcome: Any, process: Process) -> None:
         """What came of a wake or a reconcile; ``ids`` are those of all entries that it may have sent."""
