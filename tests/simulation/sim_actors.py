@@ -163,6 +163,8 @@ async def in_thread(world: World, asked: Asked, call: Call, lease: float) -> Any
             for each in _sharing(world, asked):
                 each.raised = error
             raise error
+        for each in _sharing(world, asked):
+            each.returned.append(deed.result)
         return deed.result
 
     return await call.in_thread(work, whole=True)
@@ -174,7 +176,6 @@ async def in_thread(world: World, asked: Asked, call: Call, lease: float) -> Any
 async def make_call(world: World, asked: Asked, run: Run, number: int, options: dict[str, Any], door: str) -> Any:
     """Call the tool through one of the doors; the result."""
     lease = options["lease"]
-    asked.threaded = door == "thread"
     works = partial(in_thread if door == "thread" else body, world, asked)
 
     async def work(call: Call) -> Any:

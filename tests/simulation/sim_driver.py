@@ -6,7 +6,6 @@ import contextlib
 import gc
 import logging
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim_plan import plan_of
@@ -27,7 +26,6 @@ class Walk(NamedTuple):
     entered: int
     faults: int
     seconds: float
-    known: Counter[str]
     seed: int | None = None
     problem: str | None = None
 
@@ -35,7 +33,7 @@ class Walk(NamedTuple):
         pace = self.schedules / self.seconds * 60 if self.seconds else 0.0
         text = (
             f"{self.schedules:,} schedules in {self.seconds:.1f} s ({pace:,.0f} a minute): {self.requests:,} requests, "
-            f"{self.faults:,} faults, {self.entered:,} effects; mistakes on file met: {dict(self.known)}"
+            f"{self.faults:,} faults, {self.entered:,} effects"
         )
         return text if self.problem is None else f"{text}\nSIM_SEED={self.seed}\n{self.problem}"
 
@@ -43,7 +41,6 @@ class Walk(NamedTuple):
 def walk(seeds: Iterable[int], *, seconds: float = 1e9, kind: str = "", shrink: bool = True) -> Walk:
     """Carry out the schedules of these seeds, for so many seconds at most, up to the first that fails."""
     walked = requests = entered = faults = 0
-    known: Counter[str] = Counter()
     began = time.perf_counter()
     with _quick():
         for seed in seeds:
@@ -53,18 +50,17 @@ def walk(seeds: Iterable[int], *, seconds: float = 1e9, kind: str = "", shrink: 
             requests += report.requests
             entered += report.entered
             faults += len(report.faults) + len(plan.events)
-            known.update(set(report.known))
             took = time.perf_counter() - began
             if report.problem is not None:
                 text = report.problem
                 if shrink:
                     text = f"{printed(plan)}\n\nshrunk:\n{printed(shrunk(plan))}"
-                return Walk(walked, requests, entered, faults, took, known, seed, text)
+                return Walk(walked, requests, entered, faults, took, seed, text)
             if took > seconds:
                 break
             if walked % 200 == 0:
                 gc.collect()
-    return Walk(walked, requests, entered, faults, time.perf_counter() - began, known)
+    return Walk(walked, requests, entered, faults, time.perf_counter() - began)
 
 
 @contextlib.contextmanager

@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Asked", "BodyFailed", "Judge"]
 
-_SILENCE = "a completion is recorded after a silence, and LeaseLost is raised"
-_TIMED_OUT = "CallTimedOut names a status that was not recorded of a thread"
-_TIMED_OUT_RESOLVED = "CallTimedOut is raised over a resolver's result"
-_UNREACHABLE = "execute raises Unreachable over a large result that was prefetched"
-
 _SAME_ATTEMPT = {
     "running": ("running", "completed", "failed", "ambiguous"),
     "ambiguous": ("running", "completed", "failed", "ambiguous"),
@@ -66,7 +61,6 @@ class Asked:
         """Of the attempts whose body was begun, whether or not it came to the effect."""
         self.returned: list[Any] = []
         """What its body returned."""
-        self.threaded = False
         self.shared = False
         """Whether another call of this process may have been executed in its stead."""
         self.raised: BaseException | None = None
@@ -84,8 +78,8 @@ class Judge:
         """When a revision was stored, on the loop's clock."""
         self._kept: dict[tuple[Process, str], Any] = {}
         """What a process said that it keeps."""
-        self._never: list[tuple[str, str, str, str, tuple[str, ...]]] = []
-        """Key, token, why, the mistake on file, and what may never be on record of this attempt by its own word."""
+        self._never: list[tuple[str, str, str, tuple[str, ...]]] = []
+        """Key, token, why, and what may never be on record of this attempt by its own word."""
         self.unsettled: dict[str, str] = {}
         """Who was told that nothing of theirs was settled: ``by`` and why."""
         self.told_never: dict[tuple[str, str], int] = {}
@@ -276,10 +270,9 @@ class Judge:
                 if not any(record.fences and not self._beyond(record, entry) for _, record in chain):
                     said = "there is no such fence"
         elif isinstance(outcome, LeaseLost):
-            known = _SILENCE if "NATS was silent" in str(outcome) and asked.threaded else ""
             for token in asked.tokens:
                 statuses = ("completed", "failed") if "(the receipt is" in str(outcome) else ("completed",)
-                self._never.append((asked.key, token, f"{asked.process.name} was told LeaseLost", known, statuses))
+                self._never.append((asked.key, token, f"{asked.process.name} was told LeaseLost", statuses))
             if outcome.has_result and not any(result == outcome.result for result in asked.returned):
                 said = f"its result {outcome.result!r} is none that this call had"
         elif isinstance(outcome, NotRecorded):
@@ -296,17 +289,11 @@ class Judge:
                 record.status == outcome.status and record.holder is not None and record.holder.token in tokens
                 for _, record in chain
             ):
-                resolved = newest is not None and newest.status == "completed" and newest.resolved is not None
-                known = _TIMED_OUT if asked.threaded else _TIMED_OUT_RESOLVED if resolved else ""
-                self._world.fail(
-                    f"{asked.process.name} was told {_short(outcome)}, and no record of it says so", known=known
-                )
+                said = f"no record of this attempt says {outcome.status}"
         elif isinstance(outcome, (asyncio.CancelledError, Crashed)) or outcome is asked.raised is not None:
             pass
         elif isinstance(outcome, Unreachable) and asked.tokens:
             pass  # its body asked for a recorded step, or to renew
-        elif isinstance(outcome, Unreachable) and newest is not None and newest.result and newest.result.object:
-            self._world.fail(f"{asked.process.name} was told {_short(outcome)}", known=_UNREACHABLE)
         elif isinstance(outcome, BaseException):
             said = "that is no error that a caller is to get"
         elif newest is None or newest.status != "completed" or self.value(newest.result) != outcome:
@@ -325,11 +312,11 @@ class Judge:
 
     def at_the_end(self) -> None:
         """What was said must still be so when every late write has landed."""
-        for key, token, why, known, statuses in self._never:
+        for key, token, why, statuses in self._never:
             for at, record in self.chains.get(key, ()):
                 own = record.holder is not None and record.holder.token == token and record.resolved is None
                 if record.status in statuses and own:
-                    self._world.fail(f"revision {at} is the attempt's own {record.status}, and {why}", known=known)
+                    self._world.fail(f"revision {at} is the attempt's own {record.status}, and {why}")
         for key, chain in self.chains.items():
             for at, record in chain:
                 if record.resolved is not None and record.resolved.by in self.unsettled:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim_seam import SimBucket
 
-from natsreceipts import attempts, fence, guard, session_store, wake
+from natsreceipts import attempts, entering, fence, guard, session_store, settled_since, wake
 from natsreceipts._jetstream import Accepted, Conflict
 from natsreceipts.attempt import Judged
 from natsreceipts.decision import Effect, decide
@@ -135,10 +135,10 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @_mutant("workers", "entering on an acknowledgement that comes late")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def in_time(old: Any, call: Any) -> bool:
-        return call._attempt.running
+    def in_time(old: Any, way: Any) -> bool:
+        return way._attempt.running
 
-    _around(patch, guard.Call, "_in_time", in_time)
+    _around(patch, entering.Entering, "_in_time", in_time)
 
 
 @_mutant("workers", "every running record taken as a claim given up")
@@ -228,7 +228,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
     async def withdraw(old: Any, bucket: Any, key: Any, seen: Any, **rest: Any) -> int:
         return seen.revision if seen is not None else 0
 
-    _around(patch, wake, "withdraw", withdraw)
+    for module in (wake, settled_since):
+        _around(patch, module, "withdraw", withdraw)
 
 
 @_mutant("session", "a fence at a lower position than the wake has read")
@@ -236,7 +237,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
     async def withdraw(old: Any, *args: Any, position: int, **rest: Any) -> Any:
         return await old(*args, position=position - 1, **rest)
 
-    _around(patch, wake, "withdraw", withdraw)
+    for module in (wake, settled_since):
+        _around(patch, module, "withdraw", withdraw)
 
 
 @_mutant("session", "a wake that closes calls which another worker is at")
@@ -259,7 +261,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @_mutant("session", "a claim that does not look at the fences")
 def _(patch: pytest.MonkeyPatch) -> None:
-    _around(patch, attempts.Attempt, "withdrawn_by", lambda old, attempt, fences: False)
+    _around(patch, attempts.Attempt, "check_fences", lambda old, attempt, fences: None)
 
 
 @_mutant("session", "a settle that drops the fences")
@@ -278,7 +280,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
             seen = seen._replace(record=seen.record.model_copy(update={"fences": {}}))
         return await old(bucket, key, seen, **rest)
 
-    _around(patch, wake, "withdraw", withdraw)
+    for module in (wake, settled_since):
+        _around(patch, module, "withdraw", withdraw)
 
 
 @_mutant("session", "an append made again under a new id")
@@ -316,4 +319,5 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return 0 if seen is None else await old(bucket, key, seen, **rest)
 
     _around(patch, wake.Waker, "_look", look)
-    _around(patch, wake, "withdraw", withdraw)
+    for module in (wake, settled_since):
+        _around(patch, module, "withdraw", withdraw)

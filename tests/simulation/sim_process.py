@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from sim_loop import OUTSIDE, PROCESS
 
+from natsreceipts.announce import Announcer
 from natsreceipts.attempts import Attempts
 from natsreceipts.identity import sha256_hex
+from natsreceipts.notices import NoticeBoard
 from natsreceipts.payloads import PayloadStore
 from natsreceipts.receipts import ReceiptStore
+from natsreceipts.session_store import stream_mark
 from natsreceipts.sessions import Sessions
 from natsreceipts.toolkit import Toolkit
 
@@ -66,11 +69,16 @@ class Process:
     def toolkit(self) -> Toolkit:
         """The product's own classes on the model of the server. In the process's own context."""
         world = self.world
-        receipts, sessions, objects = world.connect(self)
-        attempts = Attempts(receipts, PayloadStore(objects, inline_limit=world.plan.inline_limit), worker=self.name)
+        receipts, sessions, notices, objects = world.connect(self)
+        payloads = PayloadStore(objects, inline_limit=world.plan.inline_limit)
+        attempts = Attempts(receipts, payloads, worker=self.name, session_stream=stream_mark(sessions))
+        board = NoticeBoard(notices)
+        announcer = Announcer(board, receipts.nonce)
         return Toolkit(
-            ReceiptStore(receipts, attempts),
+            ReceiptStore(receipts, attempts, announcer),
             Sessions(sessions, attempts, digest=sha256_hex),
+            board,
+            announcer,
             attempts,
             digest=sha256_hex,
             defaults={},

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sim_actors import RUN, TENANT, TOOL, arguments, kv_key, make_call, settle_by_hand, verifier
-from sim_session_judge import UNSEEN
 from vendor_rules import RULES, Refused
 
 from natsreceipts.errors import AmbiguousCall, SessionBusy, SessionConflict, Unreachable
@@ -228,7 +227,7 @@ async def end_session(process: Process, toolkit: Toolkit, session: str, keys: in
     desk.shown = desk.log.store.last_seq
     agents = [actor.how for actor in world.plan.actors if actor.kind == "agent"]
     # An earlier call of an id that is used again can be closed by no append: agents that do not wake leave some.
-    left = UNSEEN in world.known or any(how["reuses"] and not how["wakes"] for how in agents)
+    left = any(how["reuses"] and not how["wakes"] for how in agents)
     world.check(left or not view.closed, f"session {session} was woken, and calls have no result: {view.closed}")
     options = {"effect": effect, "lease": world.plan.lease, "wait": 60.0}
     for number in range(keys):

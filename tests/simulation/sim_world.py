@@ -40,8 +40,6 @@ class Report(NamedTuple):
     entered: int
     seconds: float
     """Virtual."""
-    known: tuple[str, ...]
-    """Mistakes that are on file, and were met."""
 
 
 class _Nonces:
@@ -80,7 +78,6 @@ class World:
         self.events: list[str] = []
         self.faults: list[tuple[str, int]] = []
         self.problem: str | None = None
-        self.known: list[str] = []
         self.nonces = _Nonces()
         self.objects: dict[str, bytes] = {}
         self.judge = Judge(self)
@@ -89,6 +86,7 @@ class World:
         self.receipts = Stream(self.loop, "receipts", history=plan.history, replicas=plan.replicas)
         self.receipts.on_stored = self.judge.stored
         self.sessions = Stream(self.loop, "SESSIONS", history=0, replicas=plan.replicas)
+        self.notices = Stream(self.loop, "notices", history=8, replicas=plan.replicas)
         self.sessions.on_stored = self.session_judge.stored
         self.resolutions = 0
         self.minds: dict[str, Mind] = {}
@@ -105,14 +103,8 @@ class World:
         if self.tracing:
             self.events.append(f"{self.loop.time() - 1000:10.4f}  {text}")
 
-    def fail(self, problem: str, *, known: str = "") -> None:
-        """Something is violated. The first one counts, and ends the schedule.
-
-        ``known`` names a mistake of the product that is on file: it is counted, and the schedule goes on.
-        """
-        if known and self.plan.forgive:
-            self.known.append(known)
-            return
+    def fail(self, problem: str) -> None:
+        """Something is violated. The first one counts, and ends the schedule."""
         if self.problem is None:
             self.problem = problem
             self.note(f"VIOLATED: {problem}")
@@ -123,12 +115,17 @@ class World:
         if not holds:
             self.fail(problem)
 
-    def connect(self, process: Process) -> tuple[SimBucket, SimBucket, SimObjects]:
-        """A process's connection: receipts, sessions, objects."""
-        return SimBucket(process, self.receipts), SimBucket(process, self.sessions), SimObjects(process, self.objects)
+    def connect(self, process: Process) -> tuple[SimBucket, SimBucket, SimBucket, SimObjects]:
+        """A process's connection: receipts, sessions, notices, objects."""
+        receipts, sessions, notices = (
+            SimBucket(process, stream) for stream in (self.receipts, self.sessions, self.notices)
+        )
+        return receipts, sessions, notices, SimObjects(process, self.objects)
 
     def describe(self, stream: Stream, key: str, value: bytes) -> str:
         """A write in a few words."""
+        if stream is self.notices:
+            return key
         if stream is self.sessions:
             entry = read_entry(stream.name, key, 0, value)
             return f"{entry.kind} {entry.id[-4:]}{' (close)' if entry.close else ''}"
@@ -255,7 +252,6 @@ def carry_out(plan: Plan, *, tracing: bool = False) -> Report:
         requests=requests,
         entered=world.outside.entered,
         seconds=loop.time() - 1000.0,
-        known=tuple(world.known),
     )
 
 
