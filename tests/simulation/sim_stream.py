@@ -14,8 +14,8 @@ from natsreceipts._jetstream import Clock, Entry
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sim_client import SimHint
     from sim_loop import VirtualLoop
-    from sim_seam import SimHint
 
 __all__ = ["Stream"]
 

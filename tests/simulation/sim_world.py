@@ -6,11 +6,12 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sim_client import SimObjects
 from sim_judge import Asked, Judge
 from sim_loop import OUTSIDE, Stuck, VirtualLoop
 from sim_outside import Outside
 from sim_process import Crashed, Mind, Process
-from sim_seam import SimBucket, SimObjects
+from sim_seam import SimBucket
 from sim_session_judge import SessionJudge
 from sim_stream import Stream
 
