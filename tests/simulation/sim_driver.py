@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim_plan import plan_of
@@ -26,6 +27,7 @@ class Walk(NamedTuple):
     entered: int
     faults: int
     seconds: float
+    on_file: Counter[str]
     seed: int | None = None
     problem: str | None = None
 
@@ -33,34 +35,38 @@ class Walk(NamedTuple):
         pace = self.schedules / self.seconds * 60 if self.seconds else 0.0
         text = (
             f"{self.schedules:,} schedules in {self.seconds:.1f} s ({pace:,.0f} a minute): {self.requests:,} requests, "
-            f"{self.faults:,} faults, {self.entered:,} effects"
+            f"{self.faults:,} faults, {self.entered:,} effects; mistakes on file, met: {dict(self.on_file)}"
         )
         return text if self.problem is None else f"{text}\nSIM_SEED={self.seed}\n{self.problem}"
 
 
-def walk(seeds: Iterable[int], *, seconds: float = 1e9, kind: str = "", shrink: bool = True) -> Walk:
+def walk(
+    seeds: Iterable[int], *, seconds: float = 1e9, kind: str = "", shrink: bool = True, forgive: bool = True
+) -> Walk:
     """Carry out the schedules of these seeds, for so many seconds at most, up to the first that fails."""
+    on_file: Counter[str] = Counter()
     walked = requests = entered = faults = 0
     began = time.perf_counter()
     with _quick():
         for seed in seeds:
-            plan = plan_of(seed, kind=kind)
+            plan = plan_of(seed, kind=kind).but(forgive=forgive)
             report = carry_out(plan)
             walked += 1
             requests += report.requests
             entered += report.entered
+            on_file.update(set(report.on_file))
             faults += len(report.faults) + len(plan.events)
             took = time.perf_counter() - began
             if report.problem is not None:
                 text = report.problem
                 if shrink:
                     text = f"{printed(plan)}\n\nshrunk:\n{printed(shrunk(plan))}"
-                return Walk(walked, requests, entered, faults, took, seed, text)
+                return Walk(walked, requests, entered, faults, took, on_file, seed, text)
             if took > seconds:
                 break
             if walked % 200 == 0:
                 gc.collect()
-    return Walk(walked, requests, entered, faults, time.perf_counter() - began)
+    return Walk(walked, requests, entered, faults, time.perf_counter() - began, on_file)
 
 
 @contextlib.contextmanager

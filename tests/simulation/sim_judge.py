@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from natsreceipts._jetstream import Entry
     from natsreceipts.entries import SessionEntry
 
-__all__ = ["Asked", "BodyFailed", "Judge"]
+__all__ = ["READ_BACK", "Asked", "BodyFailed", "Judge"]
+
+READ_BACK = "a claim that is read back in a replaced bucket is entered"
 
 _SAME_ATTEMPT = {
     "running": ("running", "completed", "failed", "ambiguous"),
@@ -53,6 +55,8 @@ class Asked:
         self.process = process
         self.key = key
         self.entry = entry
+        self.high_water = process.high_water
+        """The highest sequence of the receipts that its process knew of when it was made."""
         self.first = process.world.nonces.count
         self.last = 2**62
         """Of the names that were drawn while it was under way."""
@@ -82,8 +86,18 @@ class Judge:
         """Key, token, why, and what may never be on record of this attempt by its own word."""
         self.unsettled: dict[str, str] = {}
         """Who was told that nothing of theirs was settled: ``by`` and why."""
+        self._before: set[str] = set()
+        """The attempts of a bucket that was replaced."""
         self.told_never: dict[tuple[str, str], int] = {}
         """By key and session the position up to which a model was told that no call was started."""
+
+    def forget(self) -> None:
+        """The bucket was replaced. All that is promised then: who knows of a higher sequence enters nothing on it."""
+        self._before = {token for key in self.chains for token in self.holders(key)}
+        self.chains.clear()
+        self._never.clear()
+        self.unsettled.clear()
+        self._world.outside.deeds.clear()
 
     # ------------------------------------------------------------------ what is stored
 
@@ -99,7 +113,7 @@ class Judge:
         problem = problem or self._untrue(entry.key, entry.revision, record)
         chain.append((entry.revision, record))
         self._when[entry.revision] = self._world.loop.time()
-        if problem:
+        if problem and not self._world.replaced:
             self._world.fail(f"revision {entry.revision} by {by}: {problem}")
 
     def holders(self, key: str) -> list[str]:
@@ -216,6 +230,11 @@ class Judge:
         """An effect is about to be entered. The revision of its claim."""
         chain = self.chains.get(asked.key, [])
         mine = [(at, record) for at, record in chain if record.holder is not None and record.holder.token == token]
+        if self._world.replaced:
+            if mine and token not in self._before and mine[0][0] <= asked.high_water:
+                why = f"revision {mine[0][0]} of a bucket that was replaced, knowing of {asked.high_water}"
+                self._world.fail(f"{asked.process.name} enters an effect on {why}", on_file=READ_BACK)
+            return mine[0][0] if mine else 0
         if not mine:
             self._world.fail(f"{asked.process.name} enters an effect that it has no claim of on record")
             return 0
@@ -243,6 +262,8 @@ class Judge:
 
     def stepping(self, asked: Asked, claimed: int, name: str) -> None:
         """A step of a resumable effect is executed."""
+        if self._world.replaced:
+            return
         earlier = [record for at, record in self.chains[asked.key] if at < claimed]
         if any(name in (record.steps or {}) for record in earlier):
             self._world.fail(f"{asked.process.name} executes step {name} again, which is on record")
@@ -251,6 +272,8 @@ class Judge:
 
     def told(self, asked: Asked, outcome: Any) -> None:
         """What the caller of a call gets. Only of processes that live."""
+        if self._world.replaced:
+            return
         chain = self.chains.get(asked.key, [])
         newest = chain[-1][1] if chain else None
         said: str | None = None
@@ -303,6 +326,8 @@ class Judge:
 
     def settled(self, by: str, key: str, outcome: Any) -> None:
         """What a resolver was told: a receipt, StaleRevision, or that nothing was settled."""
+        if self._world.replaced:
+            return
         written = [at for at, record in self.chains.get(key, ()) if record.resolved and record.resolved.by == by]
         if isinstance(outcome, BaseException):
             if "whether it was settled is not known" not in str(outcome):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim_seam import SimBucket
 
-from natsreceipts import attempts, entering, fence, guard, session_store, settled_since, wake
+from natsreceipts import attempts, entering, fence, guard, notice_store, session_store, settled_since, wake
 from natsreceipts._jetstream import Accepted, Conflict
 from natsreceipts.attempt import Judged
 from natsreceipts.decision import Effect, decide
@@ -321,3 +321,24 @@ def _(patch: pytest.MonkeyPatch) -> None:
     _around(patch, wake.Waker, "_look", look)
     for module in (wake, settled_since):
         _around(patch, module, "withdraw", withdraw)
+
+
+# ---------------------------------------------------------------- notices
+
+
+@_mutant("notices", "a consumption that is not create-only")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def advance(old: Any, bucket: Any, key: str, value: bytes, *, expected: int, **rest: Any) -> Any:
+        entry = await bucket.newest(key, timeout=2.0)
+        return await old(bucket, key, value, expected=entry.revision if entry is not None else 0, **rest)
+
+    _around(patch, notice_store, "advance", advance)
+
+
+@_mutant("notices", "a consumption that was overtaken, told as one's own")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def advance(old: Any, *args: Any, **rest: Any) -> Any:
+        outcome = await old(*args, **rest)
+        return Landed(1, 0.0) if isinstance(outcome, Overtaken) else outcome
+
+    _around(patch, notice_store, "advance", advance)

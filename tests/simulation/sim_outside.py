@@ -64,7 +64,10 @@ class Outside:
     def verdict(self, key: str) -> Verdict:
         """What somebody who looks, and is honest, can say: that it did not land only if it can no longer."""
         deeds = self.deeds.get(key, [])
-        newest = self._world.judge.chains[key][-1][1]
+        chain = self._world.judge.chains.get(key)
+        if self._world.replaced or not chain:
+            return Unknown()
+        newest = chain[-1][1]
         landed = [deed for deed in deeds if deed.state == "landed"]
         if landed:
             return Landed(landed[-1].result)

@@ -29,7 +29,7 @@ class Event(NamedTuple):
     """Something that befalls an actor's process (at its request number ``op``), or (at ``at``) it or a stream."""
 
     what: str
-    """crash, pause, cancel or cut of an actor; outage or elect of a stream."""
+    """crash, pause, cancel or cut of an actor; outage, elect or replace of a stream."""
     whom: str
     at: float = 0.0
     op: int = 0
@@ -64,6 +64,8 @@ class Plan:
     keys: int = 1
     lease: float = 9.0
     dialect: str = "neutral"
+    forgive: bool = True
+    """Whether mistakes of the product that are on file are counted, and end no schedule."""
 
     def __str__(self) -> str:
         lines = [
@@ -80,25 +82,31 @@ class Plan:
         return replace(self, **changes)
 
 
-_KINDS = ("workers", "workers", "mixed", "session", "session")
+_KINDS = ("workers", "workers", "workers", "mixed", "mixed", "session", "session", "session", "notices", "replaced")
 
 
 def plan_of(seed: int, *, kind: str = "") -> Plan:
-    """The schedule of a seed; ``kind`` (workers, mixed, session) narrows down what it is about."""
+    """The schedule of a seed; ``kind`` (workers, mixed, session, notices, replaced) narrows down what it is about."""
     luck = random.Random(seed)
     drawn = luck.choice(_KINDS)
     kind = kind or drawn
     keys = 1 if luck.random() < 0.8 else 2
     lease = luck.choice((6.0, 9.0, 30.0))
-    actors = (
-        _session_actors(luck, keys, lease) if kind == "session" else _workers(luck, keys, lease, mixed=kind == "mixed")
-    )
+    if kind == "notices":
+        actors = _couriers(luck)
+    elif kind == "session":
+        actors = _session_actors(luck, keys, lease)
+    else:
+        actors = _workers(luck, keys, lease, mixed=kind == "mixed")
     names = [actor.name for actor in actors]
     replicas = luck.choice((1, 3, 3))
+    events = _events(luck, names, lease, replicas)
+    if kind == "replaced":
+        events.append(Event("replace", "receipts", at=round(12 * luck.random(), 3)))
     return Plan(
         seed=seed,
         actors=tuple(actors),
-        events=tuple(_events(luck, names, lease, replicas)),
+        events=tuple(events),
         rate=luck.choice((0.0, 0.05, 0.15, 0.3)),
         body_rate=luck.choice((0.0, 0.2, 0.5)),
         replicas=replicas,
@@ -182,6 +190,19 @@ def _session_actors(luck: random.Random, keys: int, lease: float) -> list[ActorP
     return actors
 
 
+def _couriers(luck: random.Random) -> list[ActorPlan]:
+    actors = []
+    for number in range(luck.choice((2, 2, 3))):
+        how = {
+            "times": luck.choice((1, 2, 4)),
+            "files": [luck.randrange(2) for _ in range(luck.choice((0, 1, 2)))],
+            "decision": luck.choice(("approved", "approved", "denied")),
+            "pause": luck.choice((0.05, 1.0, 8.0)),
+        }
+        actors.append(ActorPlan(f"c{number + 1}", "courier", _start(luck), how))
+    return actors
+
+
 def _start(luck: random.Random) -> float:
     return round(luck.choice((0.0, 0.001, luck.random(), 10 * luck.random())), 3)
 
@@ -200,7 +221,7 @@ def _events(luck: random.Random, names: list[str], lease: float, replicas: int) 
         op = int(luck.expovariate(0.2)) + 1
         events.append(Event(what, whom, op=op, phase=luck.choice(("before", "sent", "after", "after")), length=length))
     for _ in range(luck.choice((0, 0, 1, 2))):
-        stream = luck.choice(("receipts", "receipts", "sessions"))
+        stream = luck.choice(("receipts", "receipts", "sessions", "notices"))
         what = "elect" if replicas > 1 and luck.random() < 0.7 else "outage"
         offset = round(luck.uniform(-60, 60), 1) if what == "elect" else 0.0
         length = round(luck.choice((luck.uniform(4, 10), luck.uniform(0.1, 2))), 2)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Coroutine
 
+    from sim_seam import SimBucket
     from sim_world import World
 
 __all__ = ["Crashed", "Mind", "Process"]
@@ -62,6 +63,7 @@ class Process:
         self.tries: dict[asyncio.Task[Any], None] = {}
         """What a host would cancel: the calls under way."""
         self.ended = world.loop.create_future()
+        self._receipts: SimBucket | None = None
         self.context = copy_context()
         self.context.run(PROCESS.set, self)
         self._waiting: dict[asyncio.Future[Any], tuple[float, Callable[[asyncio.Future[Any]], None]] | None] = {}
@@ -70,6 +72,7 @@ class Process:
         """The product's own classes on the model of the server. In the process's own context."""
         world = self.world
         receipts, sessions, notices, objects = world.connect(self)
+        self._receipts = receipts
         payloads = PayloadStore(objects, inline_limit=world.plan.inline_limit)
         attempts = Attempts(receipts, payloads, worker=self.name, session_stream=stream_mark(sessions))
         board = NoticeBoard(notices)
@@ -83,6 +86,11 @@ class Process:
             digest=sha256_hex,
             defaults={},
         )
+
+    @property
+    def high_water(self) -> int:
+        """The highest sequence of the receipts that it knows of."""
+        return self._receipts.high_water if self._receipts is not None else 0
 
     # ------------------------------------------------------------------ waiting
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from sim_actors import RECEIPT_ACTS, RUN, TENANT, kv_key, make_call, settle_by_hand
+from sim_notices import courier, end_notices
 from sim_plan import ActorPlan
 from sim_session_actors import SESSION_ACTS, end_session
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["story"]
 
-_ACTS = {**RECEIPT_ACTS, **SESSION_ACTS}
+_ACTS = {**RECEIPT_ACTS, **SESSION_ACTS, "courier": courier}
 
 
 async def finisher(process: Process, actor: ActorPlan) -> None:
@@ -30,6 +31,10 @@ async def finisher(process: Process, actor: ActorPlan) -> None:
     effect = (
         "opaque" if all(a.how.get("effects", ["opaque"]) == ["opaque"] for a in world.plan.actors) else "idempotent"
     )
+    if any(actor.kind == "courier" for actor in world.plan.actors):
+        await end_notices(process, toolkit.notices)
+        await toolkit.close()
+        return
     sessions = dict.fromkeys(actor.how["session"] for actor in world.plan.actors if "session" in actor.how)
     for session in sessions:
         await end_session(process, toolkit, session, world.plan.keys, effect)
@@ -59,6 +64,9 @@ async def story(world: World) -> None:
     for task in tasks:
         task.result()
     world.quiet()
+    if any(event.what == "replace" for event in world.plan.events):
+        await asyncio.sleep(120.0)
+        return
     await asyncio.sleep(60.0)
     await world.live(ActorPlan("last", "finisher", 0.0, {}), finisher)
     await asyncio.sleep(60.0)

@@ -93,6 +93,12 @@ class Stream:
         leader = self._deposed[0] if deposed and self._deposed is not None else self._leader
         return Clock(self._now(leader.offset), leader.since)
 
+    def replace(self) -> None:
+        """Somebody deletes the stream, and makes it again: empty, and its sequences begin anew."""
+        self.keys, self.log, self.at, self.seq = {}, [], [], 0
+        self.created = self._now(self._leader.offset)
+        self._deposed = None
+
     # ------------------------------------------------------------------ writing
 
     def store(self, key: str, value: bytes, expected: int, by: str) -> int:

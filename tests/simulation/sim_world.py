@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sim_client import SimObjects
 from sim_judge import Asked, Judge
 from sim_loop import OUTSIDE, Stuck, VirtualLoop
+from sim_notices import NoticeJudge
 from sim_outside import Outside
 from sim_process import Crashed, Mind, Process
 from sim_seam import SimBucket
@@ -41,6 +42,8 @@ class Report(NamedTuple):
     entered: int
     seconds: float
     """Virtual."""
+    on_file: tuple[str, ...]
+    """Known mistakes that were met."""
 
 
 class _Nonces:
@@ -79,16 +82,21 @@ class World:
         self.events: list[str] = []
         self.faults: list[tuple[str, int]] = []
         self.problem: str | None = None
+        self.on_file: list[str] = []
         self.nonces = _Nonces()
         self.objects: dict[str, bytes] = {}
         self.judge = Judge(self)
         self.session_judge = SessionJudge(self)
+        self.notice_judge = NoticeJudge(self)
         self.outside = Outside(self)
         self.receipts = Stream(self.loop, "receipts", history=plan.history, replicas=plan.replicas)
         self.receipts.on_stored = self.judge.stored
         self.sessions = Stream(self.loop, "SESSIONS", history=0, replicas=plan.replicas)
         self.notices = Stream(self.loop, "notices", history=8, replicas=plan.replicas)
         self.sessions.on_stored = self.session_judge.stored
+        self.notices.on_stored = self.notice_judge.stored
+        self.replaced = False
+        """Whether the receipts were replaced: what is promised then is little."""
         self.resolutions = 0
         self.minds: dict[str, Mind] = {}
         self.processes: dict[str, Process] = {}
@@ -104,8 +112,14 @@ class World:
         if self.tracing:
             self.events.append(f"{self.loop.time() - 1000:10.4f}  {text}")
 
-    def fail(self, problem: str) -> None:
-        """Something is violated. The first one counts, and ends the schedule."""
+    def fail(self, problem: str, *, on_file: str = "") -> None:
+        """Something is violated. The first one counts, and ends the schedule.
+
+        ``on_file`` names a mistake that is known, and has a test of its own that says so: it is counted only.
+        """
+        if on_file and self.plan.forgive:
+            self.on_file.append(on_file)
+            return
         if self.problem is None:
             self.problem = problem
             self.note(f"VIOLATED: {problem}")
@@ -182,8 +196,12 @@ class World:
 
     def _befall(self, event: Event) -> None:
         self.note(f"   {event}")
-        stream = {"receipts": self.receipts, "sessions": self.sessions}.get(event.whom)
-        if stream is not None and event.what == "outage":
+        stream = {"receipts": self.receipts, "sessions": self.sessions, "notices": self.notices}.get(event.whom)
+        if stream is not None and event.what == "replace":
+            self.replaced = True
+            stream.replace()
+            self.judge.forget()
+        elif stream is not None and event.what == "outage":
             stream.outage(event.length)
         elif stream is not None:
             stream.elect(event.length, event.offset, 7.0)
@@ -253,6 +271,7 @@ def carry_out(plan: Plan, *, tracing: bool = False) -> Report:
         requests=requests,
         entered=world.outside.entered,
         seconds=loop.time() - 1000.0,
+        on_file=tuple(world.on_file),
     )
 
 

@@ -1,7 +1,8 @@
 """The product's own code above the seam, walked through schedules that no cluster test will hit.
 
 ``SIM_SEED`` in the environment chooses the first seed of the long run (which prints its own), ``SIM_SECONDS`` how long
-it lasts, ``SIM_KIND`` (workers, mixed, session) what it is about. A schedule that fails is printed, and shrunk.
+it lasts, ``SIM_KIND`` (workers, mixed, session, notices, replaced) what it is about. A schedule that fails is printed,
+and shrunk.
 """
 
 from __future__ import annotations
@@ -21,13 +22,19 @@ SEED = int(os.environ.get("SIM_SEED") or secrets.randbelow(10**9))
 SECONDS = float(os.environ.get("SIM_SECONDS") or 60.0)
 
 
-@pytest.mark.parametrize("kind", ["workers", "mixed", "session"])
+@pytest.mark.parametrize("kind", ["workers", "mixed", "session", "notices", "replaced"])
 def test_no_schedule_breaks_a_promise(kind: str) -> None:
     found = walk(range(150), kind=kind)
     print(f"{kind}: {found}")
     assert found.problem is None, str(found)
-    assert found.entered
+    assert found.entered or kind == "notices"
     assert found.faults
+
+
+@pytest.mark.parametrize("kind", ["notices", "replaced"])
+@pytest.mark.xfail(reason="on file: a claim read back in a replaced bucket, a consumption after a stale read")
+def test_no_mistake_is_on_file(kind: str) -> None:
+    assert walk(range(120), kind=kind, shrink=False, forgive=False).problem is None
 
 
 @pytest.mark.faults
