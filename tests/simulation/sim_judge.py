@@ -80,6 +80,8 @@ class Judge:
         self._writes: set[str] = set()
         self._when: dict[int, float] = {}
         """When a revision was stored, on the loop's clock."""
+        self._begun: set[tuple[Process, str]] = set()
+        """Which processes have begun a body of a call."""
         self._kept: dict[tuple[Process, str], Any] = {}
         """What a process said that it keeps."""
         self._never: list[tuple[str, str, str, tuple[str, ...]]] = []
@@ -274,6 +276,8 @@ class Judge:
         """What the caller of a call gets. Only of processes that live."""
         if self._world.replaced:
             return
+        if asked.tokens:
+            self._begun.add((asked.process, asked.key))
         chain = self.chains.get(asked.key, [])
         newest = chain[-1][1] if chain else None
         said: str | None = None
@@ -302,7 +306,7 @@ class Judge:
             deeds = [deed for deed in self._world.outside.deeds.get(asked.key, ()) if deed.process is asked.process]
             if outcome.kept and outcome.has_result and any(deed.result == outcome.result for deed in deeds):
                 self._kept[asked.process, asked.key] = outcome.result
-            if not deeds and not asked.tokens:
+            if (asked.process, asked.key) not in self._begun:
                 said = "this process never executed it"
             elif outcome.kept and outcome.has_result and type(outcome.result) is not dict:
                 said = f"its result {outcome.result!r} is none that this process had"

@@ -18,3 +18,15 @@ def test_a_known_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     found = walk(range(MOST), kind=kind, shrink=False)
     print(f"{name}: after {found.schedules} schedules, {found.seconds:.1f} s: {found.problem}")
     assert found.problem is not None
+
+
+def test_a_schedule_that_fails_is_printed_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, mutate = MUTANTS["a dead opaque attempt that is executed again"]
+    mutate(monkeypatch)
+    found = walk(range(MOST), kind=kind)
+    assert found.problem is not None
+    whole, _, small = found.problem.partition("shrunk:")
+    assert len(small.splitlines()) <= len(whole.splitlines())
+    assert "   1. " in small
+    assert f"seed {found.seed}:" in small
+    assert "an opaque call was claimed over" in small
