@@ -146,13 +146,15 @@ async def patiently(pace: Pace, ask: Callable[[float], Awaitable[_T]]) -> _T:
 class _Sending:
     """The sends of one write: same bytes, same expected revision, and what is known of them so far."""
 
-    __slots__ = ("_bucket", "_first", "_known", "_pace", "cause", "conflict", "doubt", "sent")
+    __slots__ = ("_bucket", "_first", "_known", "_known_before", "_pace", "cause", "conflict", "doubt", "sent")
 
     def __init__(self, bucket: Bucket, *, pace: Pace, doubt: bool) -> None:
         self._bucket = bucket
         self._pace = pace
         self._first = not doubt
         self._known = bucket.high_water
+        # Of a write that was sent before it is not known what was known then.
+        self._known_before = 0 if doubt else bucket.high_water
         self.sent = pace.now()
         self.doubt = doubt
         """Whether an earlier send may have been stored, or may yet be."""
@@ -183,6 +185,15 @@ class _Sending:
                     raise NotWritten(outcome.cause)
         self._first = False
         return None
+
+    def read_back(self, entry: Entry, value: bytes) -> Landed:
+        """The write stands, by a read. Raises BucketReplaced where it stands at a sequence that was given before it.
+
+        What stands may also be an earlier write of the same owner, of which nothing follows.
+        """
+        if entry.value == value and entry.revision <= self._known_before:
+            raise self._bucket.replaced(f"a write stands at sequence {entry.revision} after {self._known_before}")
+        return Landed(entry.revision, self.sent, entry)
 
     def check_time(self) -> None:
         """Raise at the deadline: `InDoubt` or `NotWritten`, whichever is true."""
@@ -225,7 +236,7 @@ async def advance(
                 revision = entry.revision if entry is not None else 0
                 if revision > expected:
                     if entry is not None and is_mine(entry):
-                        return Landed(entry.revision, sending.sent, entry)
+                        return sending.read_back(entry, value)
                     return Overtaken(entry)
                 # Older than what this writer saw, or older than what refused it: a stale read, so read again.
                 look_first = revision < expected or sending.conflict
@@ -261,7 +272,7 @@ async def report(
                 found = await bucket.successor(key, expected, timeout=pace.next_try())
                 if found is not None:
                     if is_this_write(found):
-                        return Landed(found.revision, sending.sent, found)
+                        return sending.read_back(found, value)
                     # The successor first and the expected revision second: history is dropped oldest first, so
                     # if ours is still there, nothing between the two has been dropped. (What is written as the first
                     # of its key goes where nothing is dropped: notices are written once, sessions kept whole.)

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from natsreceipts._jetstream import Entry
     from natsreceipts.entries import SessionEntry
 
-__all__ = ["READ_BACK", "Asked", "BodyFailed", "Judge"]
+__all__ = ["Asked", "BodyFailed", "Judge"]
 
-READ_BACK = "a claim that is read back in a replaced bucket is entered"
 
 _SAME_ATTEMPT = {
     "running": ("running", "completed", "failed", "ambiguous"),
@@ -235,7 +234,7 @@ class Judge:
         if self._world.replaced:
             if mine and token not in self._before and mine[0][0] <= asked.high_water:
                 why = f"revision {mine[0][0]} of a bucket that was replaced, knowing of {asked.high_water}"
-                self._world.fail(f"{asked.process.name} enters an effect on {why}", on_file=READ_BACK)
+                self._world.fail(f"{asked.process.name} enters an effect on {why}")
             return mine[0][0] if mine else 0
         if not mine:
             self._world.fail(f"{asked.process.name} enters an effect that it has no claim of on record")
