@@ -336,8 +336,14 @@ class SessionStore:
             self._dialect = record.dialect
             self.known_seq = outcome.revision
             return self._add(self._entry_of(record, outcome.revision, None))
-        missed = await self._missed(pace)
-        self._in_doubt = None
+        self._in_doubt = None  # refused for certain
+        try:
+            missed = await self._missed(pace)
+        except Unreachable as error:
+            raise Unreachable(
+                f"session {self.key}: nothing was appended: somebody else has written first, and it could not be read "
+                f"what ({error}). Load the session, and go on from there"
+            ).because(error) from error
         if not missed:
             return await self._write(record, pace)
         if (there := self.entries.get(record.id)) is not None:  # another writer gave its entry the same name
@@ -367,6 +373,13 @@ class SessionStore:
                 )
             await pace.pause()
         return missed
+
+    def check_known(self) -> None:
+        """Raise SessionConflict where more was read than the host knows of."""
+        own = self._in_doubt.id if self._in_doubt is not None else None
+        missed = [each for each in self.entries.values() if each.seq > self.known_seq and each.id != own]
+        if missed:
+            raise self._conflict(tuple(missed))
 
     def _conflict(self, missed: tuple[SessionEntry, ...]) -> SessionConflict:
         self.known_seq = self.last_seq
@@ -444,6 +457,7 @@ class SessionStore:
     async def suspend(self, tool_call_ids: Collection[str]) -> SessionEntry:
         """Put calls on hold."""
         await self.ensure_loaded()
+        self.check_known()
         branch = self.branch()
         ids = _ids(tool_call_ids)
         messages = [cast("Message", entry.message) for entry in branch.shown]
@@ -455,6 +469,7 @@ class SessionStore:
     async def resume(self, tool_call_ids: Collection[str]) -> SessionEntry:
         """Release calls from hold."""
         await self.ensure_loaded()
+        self.check_known()
         ids = _ids(tool_call_ids)
         if unknown := [each for each in ids if each not in self.branch().suspended]:
             raise InvalidName("tool call", unknown[0], "it is not suspended in the active branch")
@@ -471,6 +486,7 @@ class SessionStore:
     async def entry_of(self, tool_call_id: str) -> SessionEntry:
         """The entry that a claim of this call names."""
         await self.ensure_loaded()
+        self.check_known()
         branch = self.branch()
         if not isinstance(cast("object", tool_call_id), str):
             raise InvalidName("tool call", tool_call_id, "use the id of a tool call, a string")
@@ -485,6 +501,7 @@ class SessionStore:
     async def compact(self, message: Message, *, keep_from: SessionEntry | str | None) -> SessionEntry:
         """Let one message stand for what is before an entry."""
         await self.ensure_loaded()
+        self.check_known()
         if tool_calls_of(message, dialect=self.dialect):
             raise InvalidSetting("the message of a compaction cannot call tools: nobody would answer")
         branch = self.branch()

@@ -273,7 +273,8 @@ class SessionLog:
         """The entry that a claim of this call names: of its latest call, or the resume that released it.
 
         As far as this log has read the session (it is read where it never was): a worker that stalled must not take
-        a later call that reuses the id for its own. The entry becomes the ambient one. Raises InvalidName.
+        a later call that reuses the id for its own. The entry becomes the ambient one. Raises InvalidName, and
+        SessionConflict where `context` has shown what somebody else wrote.
         """
         return await self._store.entry_of(tool_call_id)
 
