@@ -60,11 +60,14 @@ class Announcer:
     async def needs_a_person(self, operator: str, error: Exception) -> None:
         """Tell an operator of one of `NEEDS_A_PERSON`, once: the id comes from key, attempt and revision.
 
-        (Of a NotRecorded, which has neither, each time that it is raised: each is another execution.)
+        Of a NotRecorded from the attempt's nonce: each attempt is another execution, and of one it is raised again for
+        as long as the outcome cannot be recorded.
         """
         decision = next((said for kind, said in NEEDS_A_PERSON.items() if isinstance(error, kind)), "")
         attempt, revision = getattr(error, "attempts", None), getattr(error, "revision", None)
-        once = self._fresh() if isinstance(error, NotRecorded) else f"{attempt or 0}:{revision or 0}"
+        once = f"{attempt or 0}:{revision or 0}"
+        if isinstance(error, NotRecorded):
+            once = error.token or self._fresh()
         key = getattr(error, "key", None)
         await self._tell(
             operator,

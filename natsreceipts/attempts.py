@@ -641,6 +641,8 @@ class Attempts:
                 result=result,
                 has_result=ending.status == "completed",
                 kept=True,
+                attempts=attempt.number,
+                token=attempt.token,
             ).because(failure.cause) from failure.cause
         except BaseException:
             self.keep(attempt, ending, result)

@@ -94,8 +94,10 @@ async def deliver(
         yield delivery
     except BaseException as error:
         try:
-            if tell is not None and isinstance(error, _NEEDS_A_PERSON):
-                await tell(error)
+            if tell is not None:
+                # All at once: each is seen through though the turn be cancelled meanwhile.
+                needy = [one for one in _errors_in(error) if isinstance(one, _NEEDS_A_PERSON)]
+                await asyncio.gather(*map(tell, needy))
         finally:
             await _stopped(beat)
             await _give_back(msg, error, delivery.number, terminate=terminate)
@@ -128,25 +130,45 @@ async def _keep_in_progress(msg: JetStreamMessage, every: float) -> None:
             _log.warning("a delivery could not be kept in progress: %s", error)
 
 
-async def _give_back(msg: JetStreamMessage, error: BaseException, number: int, *, terminate: bool) -> None:
-    try:
-        if not isinstance(error, Exception):
-            await msg.nak()  # the worker is going down: another one may start at once
-        elif isinstance(error, _NEEDS_A_PERSON):
-            if terminate:
-                await msg.term()
-            else:
-                await msg.nak(delay=_growing(number))
-        elif isinstance(error, CallWithdrawn):
-            await msg.nak(delay=_growing(number))
-        elif isinstance(error, CallInFlight | SessionBusy):
-            await msg.nak(delay=max(error.retry_after, _SOON))
-        elif isinstance(error, LeaseLost | NotClaimed):
-            await msg.nak(delay=_SOON)
+def _errors_in(error: BaseException) -> list[BaseException]:
+    """The errors that a group holds at any depth, each once; of what is no group, itself."""
+    found: dict[int, BaseException] = {}
+    groups = [error]
+    while groups:
+        one = groups.pop()
+        if isinstance(one, BaseExceptionGroup):
+            groups.extend(reversed(one.exceptions))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         else:
-            await msg.nak(delay=min(_SOON * 2 ** min(number - 1, 10), _LONGEST_RETRY))
+            found[id(one)] = one
+    return [*found.values()]
+
+
+async def _give_back(msg: JetStreamMessage, error: BaseException, number: int, *, terminate: bool) -> None:
+    errors = _errors_in(error)
+    try:
+        if terminate and any(isinstance(one, _NEEDS_A_PERSON) for one in errors):
+            await msg.term()
+            return
+        delays = [delay for one in errors if (delay := _delay(one, number)) is not None]
+        if delays:
+            await msg.nak(delay=max(delays))
+        else:
+            await msg.nak()
     except Exception as failure:  # noqa: BLE001 - the body's error is the one to raise; the server redelivers
         _log.warning("a delivery could not be given back: %s", failure)
+
+
+def _delay(error: BaseException, number: int) -> float | None:
+    """Seconds until the turn makes sense again; None where the worker is going down, and another may start at once."""
+    if not isinstance(error, Exception):
+        return None
+    if isinstance(error, (*_NEEDS_A_PERSON, CallWithdrawn)):
+        return _growing(number)
+    if isinstance(error, CallInFlight | SessionBusy):
+        return max(error.retry_after, _SOON)
+    if isinstance(error, LeaseLost | NotClaimed):
+        return _SOON
+    return min(_SOON * 2 ** min(number - 1, 10), _LONGEST_RETRY)
 
 
 def _growing(number: int) -> float:

@@ -58,6 +58,15 @@ def _rebuild(cls: type[NatsReceiptsError], args: tuple[object, ...], state: dict
     return error
 
 
+def brief(value: object, most: int = 80) -> str:
+    """A value that was refused, as a message can show it: on one line, cut, and of characters that print."""
+    try:
+        text = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in repr(value)[: most + 1])
+    except Exception:  # noqa: BLE001 - ints of more digits than Python converts, and whatever a __repr__ raises
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 class NatsReceiptsError(Exception):
     """Something went wrong in natsreceipts."""
 
@@ -92,10 +101,7 @@ class InvalidName(NatsReceiptsError):
         self.what = what
         self.value = value
         self.reason = reason
-        shown = repr(value)
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
-        super().__init__(f"{what} {shown} cannot be used: {reason}")
+        super().__init__(f"{what} {brief(value)} cannot be used: {reason}")
 
 
 class InvalidSetting(NatsReceiptsError):
@@ -328,7 +334,8 @@ class NotRecorded(ReceiptError):
     """The body ran, and its outcome could not be written down. ``result`` is what it returned.
 
     ``kept``: this process keeps the outcome, and its next call of the same key first finishes the record.
-    ``again``: the effect may be repeated, and the next call does.
+    ``again``: the effect may be repeated, and the next call does. ``attempts`` is the number of the attempt that ran,
+    and ``token`` its nonce: what is raised again of one execution has the same ones (None where no attempt is known).
     """
 
     def __init__(
@@ -340,11 +347,15 @@ class NotRecorded(ReceiptError):
         has_result: bool = False,
         kept: bool = False,
         again: bool = False,
+        attempts: int | None = None,
+        token: str | None = None,
     ) -> None:
         self.result = result
         self.has_result = has_result
         self.kept = kept
         self.again = again
+        self.attempts = attempts
+        self.token = token
         finish = "repeat the call in this process, which first finishes the record, or " if kept else ""
         returned = " (.result is what it returned)" if has_result else ""
         super().__init__(
@@ -382,12 +393,29 @@ class CorruptRecord(ReceiptError):
     """A value in a bucket that cannot be read. It is never treated as absent."""
 
     def __init__(
-        self, bucket: str, key: ReceiptKey | str, revision: int, reason: str, *, of_session: bool = False
+        self,
+        bucket: str,
+        key: ReceiptKey | str,
+        revision: int,
+        reason: str,
+        *,
+        of_session: bool = False,
+        of_notice: bool = False,
     ) -> None:
         self.bucket = bucket
         self.revision = revision
         self.reason = reason
-        shown = key if isinstance(key, str) else key.kv_key
+        kv_key = key if isinstance(key, str) else key.kv_key
+        if of_notice:
+            spec = f"{kv_key.rpartition('.')[0]}.spec"
+            super().__init__(
+                key,
+                f"revision {revision} in bucket {bucket!r} cannot be read ({reason}); nothing was written, and every "
+                f"list with this notice fails. Look at it with `nats kv get {bucket} {kv_key} --revision {revision} "
+                f"--raw`: somebody else wrote it. Put what belongs there, or give the notice up with "
+                f"`nats kv del {bucket} {spec}`: the lists then go on without it",
+            )
+            return
         if of_session:
             super().__init__(
                 key,
@@ -399,8 +427,8 @@ class CorruptRecord(ReceiptError):
         super().__init__(
             key,
             f"revision {revision} in bucket {bucket!r} cannot be read ({reason}); nothing was executed. "
-            f"Look at it with `nats kv get {bucket} {shown} --revision {revision} --raw` and put back the last good "
-            f"revision from `nats kv history {bucket} {shown}`",
+            f"Look at it with `nats kv get {bucket} {kv_key} --revision {revision} --raw` and put back the last good "
+            f"revision from `nats kv history {bucket} {kv_key}`",
         )
 
 
@@ -492,8 +520,8 @@ class UnsupportedRecord(ReceiptError):
         where = f"entry {revision} in stream" if of_session else f"revision {revision} in bucket"
         super().__init__(
             key,
-            f"{where} {bucket!r} has format version {version!r}, and this version of natsreceipts reads version 1; "
-            f"nothing was executed and nothing written. Upgrade natsreceipts in this worker",
+            f"{where} {bucket!r} has format version {brief(version)}, and this version of natsreceipts reads "
+            f"version 1; nothing was executed and nothing written. Upgrade natsreceipts in this worker",
         )
 
 
@@ -503,7 +531,8 @@ class InvalidFact(NatsReceiptsError):
     def __init__(self, field: str, limit: str) -> None:
         self.field = field
         self.limit = limit
-        super().__init__(f"{field} cannot stand in a notice: {limit}. A notice is never cut to fit: say less in it")
+        named = field if field.isprintable() and len(field) <= 80 else brief(field)
+        super().__init__(f"{named} cannot stand in a notice: {limit}. A notice is never cut to fit: say less in it")
 
 
 class NoticeConflict(NatsReceiptsError):
@@ -533,7 +562,7 @@ class AlreadyConsumed(NatsReceiptsError):
         self.key = key
         self.by = by
         self.consumed_at = consumed_at
-        super().__init__(f"{key}: {by!r} has carried this notice, at {consumed_at} ms: leave it out of this turn")
+        super().__init__(f"{key}: {brief(by)} has carried this notice, at {consumed_at} ms: leave it out of this turn")
 
 
 def with_key(error: NatsReceiptsError, key: ReceiptKey | str) -> NatsReceiptsError:

@@ -305,9 +305,7 @@ class Call:
             raise
         except (NotWritten, InDoubt, NotEncodable, NatsReceiptsError) as failure:
             cause = failure.cause if isinstance(failure, NotWritten | InDoubt) else failure
-            raise NotRecorded(self.key, f"step {name!r}: {failure}", result=made, has_result=True).because(
-                cause
-            ) from cause
+            raise self._not_recorded(f"step {name!r}: {failure}", made, has_result=True).because(cause) from cause
         if lost is not None:
             raise self._lost_in_body(lost)
         return cast("_T", value)
@@ -539,13 +537,18 @@ class Call:
         """The effect happened and its result cannot be kept: say so in the receipt, and hand the result out."""
         status = self._unfinished_status()
         await self._settle(Ending(status, error=error_info(problem)), patience=_SETTLE_PATIENCE)
-        raise NotRecorded(
-            self.key,
+        raise self._not_recorded(
             f"its result cannot be stored, so the receipt is {status}: {problem}",
-            result=self._result,
+            self._result,
             has_result=True,
             again=status == "failed",
         ) from problem
+
+    def _not_recorded(self, reason: str, result: object, **said: bool) -> NotRecorded:
+        attempt = self._attempt
+        return NotRecorded(
+            self.key, reason, result=result, attempts=attempt.number or None, token=attempt.token or None, **said
+        )
 
     async def _left_thread(self, thread: asyncio.Future[Any], error: BaseException, *, ours: bool) -> bool:
         """The body was cancelled over its thread. What the thread came to is written down, now or when it ends.
@@ -573,9 +576,7 @@ class Call:
                 return True
             raise LeaseLost(self.key, str(unrecorded), result=value, has_result=self._returned) from error
         if unrecorded is not None:
-            raise NotRecorded(
-                self.key, str(unrecorded), result=value, has_result=self._returned, kept=True
-            ) from unrecorded
+            raise self._not_recorded(str(unrecorded), value, has_result=self._returned, kept=True) from unrecorded
         problem = thread.exception()
         if self._interrupted_by == "timeout":
             spoke = problem is not None and self._said_not_applied(problem)
@@ -674,7 +675,7 @@ class Call:
             if ending.status == "completed" and cause is not None and _is_about_the_value(cause):
                 await self._unstorable(cause)
             store.keep(attempt, ending, value)
-            raise NotRecorded(self.key, str(failure), result=value, has_result=self._returned, kept=True) from cause
+            raise self._not_recorded(str(failure), value, has_result=self._returned, kept=True) from cause
         if lost is None:
             return
         if await self._replay_resolved(lost):

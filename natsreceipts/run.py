@@ -179,10 +179,9 @@ class Run:
     ) -> None:
         # Bad names and settings are refused here, not at the first call.
         ReceiptKey(tenant, run, "-", "0" * 64)
-        if operated.get():
-            check_run(run)
         self.tenant = tenant
         self.run = run
+        self._check_room()
         self._notices = notices
         self._store = store
         self._pulse = pulse
@@ -208,9 +207,13 @@ class Run:
         """
         return self._notices.of(self.tenant, self.run)
 
-    async def __aenter__(self) -> Self:
+    def _check_room(self) -> None:
+        """Where an operator is to hear of calls, nothing is executed of which no notice could be filed."""
         if operated.get():
             check_run(self.run)
+
+    async def __aenter__(self) -> Self:
+        self._check_room()
         self._entered += 1
         _scope.set(_Scope(self, _scope.get()))
         if self._entered == 1 and delivered.get() != 1:
@@ -257,6 +260,7 @@ class Run:
         ``distinct`` sets apart two calls of equal arguments that are meant to be two. Options as in `CallOptions`.
         Raises NotCanonical, InvalidName and InvalidSetting before anything is written.
         """
+        self._check_room()
         key = self.key(tool, args, distinct=distinct)
         chosen = self._options_of(options)
         entries = self._entries_for(chosen)
@@ -365,6 +369,7 @@ class Run:
         replay would give it. Equal calls in this process share one execution, and get the very same result object.
         Raises what `Call` raises, and what ``fn`` raises.
         """
+        self._check_room()
         wants_call = takes_argument(fn)
         key = self.key(tool, args, distinct=distinct)
         chosen = self._options_of(options)

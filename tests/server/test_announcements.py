@@ -8,14 +8,16 @@ import logging
 import pytest
 from notice_scenes import keys_of, last_sequence, subjects
 from scenes import ambiguous_call, stand
-from support import Effect, Message, toolkit_of
+from support import Effect, Message, toolkit_of, writes_to
 
 from natsreceipts import (
     AmbiguousCall,
     BucketReplaced,
     CallInFlight,
+    CallWithdrawn,
     CorruptRecord,
     InvalidName,
+    LeaseLost,
     NotRecorded,
     PayloadMissing,
     ReceiptErased,
@@ -132,6 +134,80 @@ async def test_what_else_needs_a_person(toolkit, run, error, decision, detail):
     assert {notice.spec.fact for notice in notices} == {fact}
 
 
+async def test_an_outcome_that_is_kept_is_told_of_once(proxy, toolkit, namespace, monkeypatch):
+    """As often as it is tried again to record it: it is one execution. The next one is another."""
+    monkeypatch.setattr("natsreceipts.guard._SETTLE_PATIENCE", 0.5)
+    monkeypatch.setattr("natsreceipts.entering.CLAIM_PATIENCE", 0.5)
+    lost = []
+
+    async def effect():
+        lost.append(proxy.drop(writes_to(namespace), count=None))
+        return len(lost)
+
+    async with toolkit_of(proxy.url, namespace) as far:
+        run = far.run("acme", "run-1")
+        for executions, args in enumerate((ARGS, [2]), 1):
+            for number in (1, 2, 3):
+                message = Message(number)
+                with pytest.raises(NotRecorded) as caught:
+                    async with far.delivery(message, operator="ops", progress=600):
+                        await run.execute("send", args, effect)
+                assert (caught.value.attempts, caught.value.kept) == (1, True)
+                assert [verb for verb, _ in message.calls] == ["nak"]
+            assert len(lost) == executions
+            lost[-1].cancel()
+            assert await run.execute("send", args, effect) == executions
+    notices = await toolkit.run("acme", "run-1").notices.list(addressee="ops")
+    assert [notice.spec.fact.decision for notice in notices] == ["call-not-recorded"] * 2
+    assert {notice.spec.fact.detail["attempt"] for notice in notices} == {1}
+
+
+# Errors in groups
+
+
+def needy(tool, attempts=1):
+    return AmbiguousCall(ReceiptKey("acme", "run-1", tool, "0" * 64), revision=7, attempts=attempts)
+
+
+GROUPS = [
+    ([needy("a"), needy("b")], ["a", "b"], ("nak", 30.0)),
+    ([needy("a"), RuntimeError(), CallInFlight(KEY, retry_after=5.0)], ["a"], ("nak", 30.0)),
+    ([ExceptionGroup("", [RuntimeError(), ExceptionGroup("", [needy("b")])]), needy("a")], ["a", "b"], ("nak", 30.0)),
+    ([asyncio.CancelledError(), needy("a")], ["a"], ("nak", 30.0)),
+    ([CallWithdrawn(KEY), LeaseLost(KEY, "why")], [], ("nak", 30.0)),
+    ([CallInFlight(KEY, retry_after=9.0), LeaseLost(KEY, "why"), RuntimeError()], [], ("nak", 9.0)),
+    ([CallInFlight(KEY, retry_after=90.0), needy("a")], ["a"], ("nak", 90.0)),
+    ([RuntimeError(), RuntimeError()], [], ("nak", 1.0)),
+    ([asyncio.CancelledError()], [], ("nak", None)),
+]
+
+
+@pytest.mark.parametrize(("errors", "tools", "call"), GROUPS)
+async def test_errors_in_a_group(toolkit, run, errors, tools, call):
+    """A notice of each that needs a person, and the delay of the gravest."""
+    for terminate in (False, True):
+        message = Message()
+        group = BaseExceptionGroup("calls made side by side", errors)
+        with pytest.raises(BaseExceptionGroup) as caught:
+            async with toolkit.delivery(message, operator="ops", terminate=terminate):
+                raise group
+        assert caught.value is group
+        assert message.calls == (["term"] if terminate and tools else [call])
+    notices = await run.notices.list(addressee="ops")
+    assert sorted(notice.spec.fact.detail["tool"] for notice in notices) == tools
+
+
+async def test_calls_made_side_by_side(toolkit, run):
+    await ambiguous_call(run, ARGS)
+    message = Message()
+    with pytest.raises(ExceptionGroup):
+        async with toolkit.delivery(message, operator="ops"), asyncio.TaskGroup() as tasks:
+            for _ in range(3):
+                tasks.create_task(run.execute("send", ARGS, Effect("wrong")))
+    assert message.calls == [("nak", 30.0)]
+    assert len(await run.notices.list(addressee="ops")) == 1
+
+
 @pytest.mark.parametrize("operator", ["", "a\nb", "\ud800", 7, "x" * 1025])
 async def test_an_operator_without_a_name_is_refused_when_the_delivery_is_opened(toolkit, operator):
     message = Message()
@@ -149,6 +225,13 @@ async def test_a_run_without_room_is_refused_before_anything_is_executed(toolkit
     with pytest.raises(InvalidName, match="run"):
         async with toolkit.delivery(Message(), operator="ops"), before:
             await before.execute("send", ARGS, effect)
+    assert effect.entered == 0
+    with pytest.raises(InvalidName, match="run"):
+        async with toolkit.delivery(Message(), operator="ops"):
+            await before.execute("send", ARGS, effect)
+    with pytest.raises(InvalidName, match="run"):
+        async with toolkit.delivery(Message(), operator="ops"), before.call("send", ARGS):
+            await effect()
     assert effect.entered == 0
     async with toolkit.delivery(Message()), toolkit.run("acme", "order 42") as run:
         await run.execute("send", ARGS, effect)
@@ -172,7 +255,7 @@ async def test_a_notice_that_cannot_be_filed_hides_nothing(proxy, server, namesp
 
 
 async def test_a_notice_that_nobody_can_be_told_of_is_logged(toolkit, caplog):
-    """No call in the error, hashed names, or a run without room that was made outside of the delivery."""
+    """No call in the error, hashed names, or a call of a run without room (made by a task from before)."""
     errors = [
         BucketReplaced("b", "why"),
         CorruptRecord("b", ReceiptKey("acme", "x" * 200, "send", "0" * 64).kv_key, 1, "why"),
