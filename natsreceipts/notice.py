@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, TypeAlias, cast
 
-from natsreceipts.errors import InvalidFact, InvalidName, InvalidSetting
+from natsreceipts.errors import InvalidFact, InvalidName, InvalidSetting, brief
 from natsreceipts.identity import canonical_json, sha256_hex
 
 __all__ = [
@@ -47,6 +47,8 @@ _MAX_STRING = 128
 
 _TOKEN: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?")
 _DETAIL_KEY: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+_INDEX: Final = re.compile(r"0|[1-9][0-9]{0,9}")
+_MAX_INDEX: Final = 2**32 - 1
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _RUN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LABEL: Final = "[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
@@ -136,7 +138,7 @@ def check_text(what: str, text: str) -> None:
 def check_instant(what: str, at: int) -> None:
     """Raise InvalidSetting for what is no instant: milliseconds since the epoch, a safe non-negative int."""
     if not is_safe(at):
-        raise InvalidSetting(f"{what}={at!r}: use milliseconds since the epoch, an int from 0 to 2^53 - 1")
+        raise InvalidSetting(f"{what}={brief(at)}: use milliseconds since the epoch, an int from 0 to 2^53 - 1")
 
 
 def is_safe(number: object) -> bool:
@@ -206,16 +208,22 @@ class RunNoticeFact:
         given = dict(cast("Mapping[object, object]", value))
         for name in given:
             if name not in ("decision", "outcome", "detail"):
-                shown = name if isinstance(name, str) else type(name).__name__
-                raise InvalidFact(shown[:80], "there is no such field: use decision, outcome and detail")
+                named = name if isinstance(name, str) else type(name).__name__
+                raise InvalidFact(named[:80], "there is no such field: use decision, outcome and detail")
         if given.get("detail", {}) is None:
             raise InvalidFact("detail", "leave it out, or use a mapping")
         return cls(**cast("dict[str, Any]", given | {name: given.get(name) for name in ("decision", "outcome")}))
 
     def fields(self) -> dict[str, object]:
-        """The fields as they are written."""
+        """The fields as they are written, in that order: details as given, but for keys that count.
+
+        (A JavaScript object has those first and ascending, however it was made.)
+        """
         said: dict[str, object] = {"decision": self.decision, "outcome": self.outcome}
-        return said if self.detail is None else {**said, "detail": dict(self.detail)}
+        if self.detail is None:
+            return said
+        counting = sorted((key for key in self.detail if _INDEX.fullmatch(key) and int(key) < _MAX_INDEX), key=int)
+        return {**said, "detail": {key: self.detail[key] for key in dict.fromkeys([*counting, *self.detail])}}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RunNoticeFact):
@@ -234,8 +242,8 @@ def _checked_detail(detail: object) -> dict[str, Scalar]:
         raise InvalidFact("detail", f"use at most {_MAX_DETAIL} keys, not {len(found)}")
     for key, value in found.items():
         if type(key) is not str or not _DETAIL_KEY.fullmatch(key):
-            shown = key if isinstance(key, str) else type(key).__name__
-            raise InvalidFact(f"detail.{shown[:40]}", "a key is 1 to 32 of a-z, 0-9 and -, with no - at either end")
+            named = key if isinstance(key, str) else type(key).__name__
+            raise InvalidFact(f"detail.{named[:40]}", "a key is 1 to 32 of a-z, 0-9 and -, with no - at either end")
         problem = _detail_problem(value)
         if problem:
             raise InvalidFact(f"detail.{key}", problem)

@@ -1,7 +1,7 @@
 """The two records of a run notice as they stand in the bucket: the only place where their bytes are made or read. Pure.
 
-Written are exactly the fields of the published layout, in canonical JSON. Read is whatever holds them within their
-bound; unknown fields of a known version are ignored.
+Written are exactly the fields of the published layout, in the order in which its own writer has them and with each
+value in canonical JSON. Read is whatever holds them within their bound; unknown fields of a known version are ignored.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import json
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
-from natsreceipts.errors import CorruptRecord, InvalidFact, InvalidName, UnsupportedRecord
+from natsreceipts.errors import CorruptRecord, InvalidFact, InvalidName, UnsupportedRecord, brief
 from natsreceipts.identity import canonical_json
 from natsreceipts.notice import RunNoticeFact, is_safe, notice_addressee_id
 
-__all__ = ["FiledNotice", "Notice", "NoticeSpec", "NoticeStatus", "read_spec", "read_status"]
+__all__ = ["FiledNotice", "Notice", "NoticeSpec", "NoticeStatus", "corrupt", "read_spec", "read_status"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +75,19 @@ class FiledNotice(NamedTuple):
 
 
 def _json_of(fields: dict[str, object]) -> bytes:
-    written = ",".join(f'"{name}":{canonical_json(value)}' for name, value in fields.items())
-    return f"{{{written}}}".encode()
+    return _written(fields).encode()
+
+
+def _written(value: object) -> str:
+    if not isinstance(value, dict):
+        return canonical_json(value)
+    fields = cast("dict[str, object]", value)
+    return f"{{{','.join(f'{canonical_json(name)}:{_written(inner)}' for name, inner in fields.items())}}}"
+
+
+def corrupt(bucket: str, key: str, revision: int, reason: str) -> CorruptRecord:
+    """The error for a record of a notice that does not read, or does not fit to its other half."""
+    return CorruptRecord(bucket, key, revision, reason, of_notice=True)
 
 
 def read_spec(bucket: str, key: str, revision: int, value: bytes) -> NoticeSpec:
@@ -89,16 +100,16 @@ def read_spec(bucket: str, key: str, revision: int, value: bytes) -> NoticeSpec:
     try:
         fact = RunNoticeFact.of(record.get("fact"))
     except InvalidFact as error:
-        raise CorruptRecord(bucket, key, revision, str(error)) from error
+        raise corrupt(bucket, key, revision, f"its fact: {brief(error.field)}: {error.limit}") from error
     step, addressee, at = record.get("step"), record.get("addressee"), record.get("at")
     if not isinstance(step, str) or not isinstance(addressee, str) or not is_safe(at):
-        raise CorruptRecord(bucket, key, revision, "its step, addressee or at is none")
+        raise corrupt(bucket, key, revision, "its step, addressee or at is none")
     try:
         meant = notice_addressee_id(addressee)
     except InvalidName as error:
-        raise CorruptRecord(bucket, key, revision, str(error)) from error
+        raise corrupt(bucket, key, revision, f"its addressee: {error.reason}") from error
     if record.get("run") != run or meant != addressee_id:
-        raise CorruptRecord(bucket, key, revision, "its run or addressee is not the one of its key")
+        raise corrupt(bucket, key, revision, "its run or addressee is not the one of its key")
     return NoticeSpec(run=run, step=step, addressee=addressee, fact=fact, at=cast("int", at))
 
 
@@ -107,7 +118,7 @@ def read_status(bucket: str, key: str, revision: int, value: bytes) -> NoticeSta
     record = _record(bucket, key, revision, value)
     by, at, observed = record.get("by"), record.get("consumedAt"), record.get("observedSpecRevision")
     if not isinstance(by, str) or not by or not is_safe(at) or not is_safe(observed):
-        raise CorruptRecord(bucket, key, revision, "its by, consumedAt or observedSpecRevision is none")
+        raise corrupt(bucket, key, revision, "its by, consumedAt or observedSpecRevision is none")
     return NoticeStatus(consumed_at=cast("int", at), by=by, observed_spec_revision=cast("int", observed))
 
 
@@ -115,15 +126,15 @@ def _record(bucket: str, key: str, revision: int, value: bytes) -> dict[str, obj
     try:
         record: object = json.loads(value.decode(), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise CorruptRecord(bucket, key, revision, f"not JSON: {error}") from error
+        raise corrupt(bucket, key, revision, f"not JSON: {error}") from error
     if not isinstance(record, dict):
-        raise CorruptRecord(bucket, key, revision, "not a JSON object")
+        raise corrupt(bucket, key, revision, "not a JSON object")
     found = cast("dict[str, object]", record)
     version = found.get("v")
     if type(version) is int and version > 1:
         raise UnsupportedRecord(bucket, key, revision, version)
     if type(version) is not int or version != 1:
-        raise CorruptRecord(bucket, key, revision, "it has no format version")
+        raise corrupt(bucket, key, revision, "it has no format version")
     return found
 
 

@@ -7,8 +7,9 @@ is recognised by its bytes. Knows keys up to the notice id as one string, the *s
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from natsreceipts.errors import (
     BucketReplaced,
@@ -17,13 +18,18 @@ from natsreceipts.errors import (
     NotProvisioned,
     PermissionDenied,
     Unreachable,
+    UnsupportedRecord,
     with_key,
 )
-from natsreceipts.fence import InDoubt, Landed, NotWritten, Pace, advance, clock, newest, patiently
-from natsreceipts.notice_record import Notice, NoticeStatus, read_spec, read_status
+from natsreceipts.fence import InDoubt, Landed, NotWritten, Pace, advance, patiently
+from natsreceipts.notice_record import Notice, NoticeStatus, corrupt, read_spec, read_status
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from natsreceipts._jetstream import Bucket, Entry
+
+_T = TypeVar("_T")
 
 __all__ = ["NoticeStore", "order"]
 
@@ -36,6 +42,9 @@ _READ_PATIENCE = 5.0
 _SETTLING = 1.0
 """Seconds for which two records that do not fit together are read again: one of the reads was stale."""
 
+_LOOK = 1.0
+"""Seconds for a look whether the bucket is still there, when a read of it had no answer."""
+
 
 class NoticeStore:
     """The records of one bucket. Raised by all of it: Unreachable, PermissionDenied, NotProvisioned, BucketReplaced."""
@@ -43,30 +52,54 @@ class NoticeStore:
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
 
-    def _pace(self, patience: float = _READ_PATIENCE) -> Pace:
-        return Pace(self.bucket, lease=30.0, patience=patience)
+    def _pace(self, patience: float | None = None) -> Pace:
+        return Pace(self.bucket, lease=30.0, patience=_READ_PATIENCE if patience is None else patience)
 
-    async def now(self) -> int:
-        """Milliseconds by the server's clock, so that the notices of many workers have one order."""
-        return (await clock(self.bucket, self._pace())).now // 1_000_000
+    async def _asked(self, what: str, ask: Callable[[float], Awaitable[_T]], pace: Pace | None = None) -> _T:
+        """Ask until the deadline. ``what`` was asked for, and stands in the error where there is no answer."""
+        pace = pace or self._pace()
+        first = pace.now()
+        try:
+            return await patiently(pace, ask)
+        except Unreachable as error:
+            raise Unreachable(
+                f"{what} could not be read, tried for {pace.now() - first:.1f} s ({error}); nothing was concluded from "
+                f"that, and nothing written: ask again when a server answers"
+            ).because(error) from error
+        except NatsReceiptsError as error:
+            raise with_key(error, what)  # noqa: B904 - it is the same error
+
+    async def now(self, what: str) -> int:
+        """The server's clock before a write, in nanoseconds: by it the notices of many workers have one order.
+
+        Raises where the bucket is gone, or is not the same any more.
+        """
+        pace = self._pace(_WRITE_PATIENCE)
+        return (await self._asked(what, lambda timeout: self.bucket.clock(timeout=timeout), pace)).now
+
+    async def check(self, what: str) -> None:
+        """Raise where the bucket is gone, or is not the same any more: before it is said that nothing is there."""
+        await self._asked(what, lambda timeout: self.bucket.clock(timeout=timeout))
 
     async def newest(self, key: str, pace: Pace | None = None) -> Entry | None:
         """The newest revision of a key, from the leader."""
-        try:
-            return await newest(self.bucket, key, pace or self._pace())
-        except NatsReceiptsError as error:
-            raise with_key(error, key)  # noqa: B904 - it is the same error
+        return await self._asked(key, lambda timeout: self.bucket.newest(key, timeout=timeout), pace)
 
-    async def create(self, key: str, value: bytes, *, done: str, again: str) -> Entry | None:
+    async def create(self, key: str, value: bytes, *, done: str, again: str, since: int = 0) -> Entry | None:
         """Write ``value`` as the first revision of ``key``; None: it is. Else the newest of what stands there.
 
-        ``done`` says what the write does, and ``again`` what to do where it is not known whether it is stored.
+        ``done`` says what the write does, and ``again`` what to do where it is not known whether it is stored. What
+        stood there before is not taken for the write, though it has the same bytes: what this process knew of, or is
+        older than ``since``.
         """
+        known = self.bucket.high_water
+
+        def is_mine(entry: Entry) -> bool:
+            return _is(entry, value) and entry.revision > known and entry.time >= since
+
         pace = self._pace(_WRITE_PATIENCE)
         try:
-            outcome = await advance(
-                self.bucket, key, value, expected=0, is_mine=lambda entry: _is(entry, value), pace=pace
-            )
+            outcome = await advance(self.bucket, key, value, expected=0, is_mine=is_mine, pace=pace)
         except NotWritten as failure:
             if isinstance(failure.cause, PermissionDenied | NotProvisioned | BucketReplaced):
                 raise with_key(failure.cause, key) from None
@@ -99,6 +132,7 @@ class NoticeStore:
             status = await self.newest(f"{stem}.status")
             spec = await self.newest(f"{stem}.spec")
             if spec is None and status is None:
+                await self.check(f"{stem}.spec")
                 return None
             if spec is not None and spec.erased:
                 return None
@@ -108,18 +142,21 @@ class NoticeStore:
                     return notice
             if pace.over:
                 what = "its spec is not there" if spec is None else f"it names a later spec than {spec.revision}"
-                raise CorruptRecord(self.bucket.name, f"{stem}.status", status.revision if status else 0, what)
+                raise corrupt(self.bucket.name, f"{stem}.status", status.revision if status else 0, what)
             await pace.pause()
 
-    async def list(self, pattern: str, *, whole: bool = False) -> list[Notice]:
-        """All notices whose stems match, by ``at`` and then by id. Raises as `read`.
+    async def list(
+        self, pattern: str, *, of_interest: Callable[[Notice], bool] = lambda _: True, whole: bool = False
+    ) -> list[Notice]:
+        """The notices of interest whose stems match, by ``at`` and then by id. Raises as `read`.
 
-        From any replica, which may lag; with ``whole`` none that the leader has is missing.
+        From any replica, which may lag; with ``whole`` none that the leader has is missing. That there are none is
+        said of the bucket that was connected to only.
         """
         entries, _ = await self.since(f"{pattern}.*", 0)
         keys = [*entries]
         if whole:
-            keys += await patiently(self._pace(), lambda timeout: self.bucket.keys(f"{pattern}.*", timeout=timeout))
+            keys += await self._asked(pattern, lambda timeout: self.bucket.keys(f"{pattern}.*", timeout=timeout))
         found: list[Notice] = []
         for stem in {key.rpartition(".")[0]: None for key in keys}:
             spec, status = entries.get(f"{stem}.spec"), entries.get(f"{stem}.status")
@@ -128,9 +165,39 @@ class NoticeStore:
             notice = self.notice(spec, status) if spec is not None else None
             if notice is None or _runs_ahead(notice):
                 notice = await self.read(stem)
-            if notice is not None:
+            if notice is not None and of_interest(notice):
                 found.append(notice)
+        if not found:
+            await self.check(pattern)
         return sorted(found, key=order)
+
+    async def fresh(self, entries: dict[str, Entry], known: dict[str, int]) -> dict[str, Notice]:
+        """The pending notices among what was read that are not ``known``, by their stem and in order.
+
+        ``known`` has the revision of each spec that was seen. What a list would refuse is refused here too.
+        """
+        found: list[tuple[str, Notice]] = []
+        seen: dict[str, int] = {}
+        for stem in {key.rpartition(".")[0]: None for key in entries}:
+            spec, status = entries.get(f"{stem}.spec"), entries.get(f"{stem}.status")
+            if spec is not None and spec.erased:
+                continue
+            if spec is None and status is not None and stem in known and self._fits(status, known[stem]):
+                continue
+            notice = self.notice(spec, status) if spec is not None else None
+            if notice is None or _runs_ahead(notice):
+                notice = await self.read(stem)
+            if notice is not None:
+                seen[stem] = notice.spec_revision
+                if stem not in known and notice.consumed is None:
+                    found.append((stem, notice))
+        known.update(seen)  # not before all was read: what is interrupted is begun again
+        return dict(sorted(found, key=lambda one: order(one[1])))
+
+    def _fits(self, status: Entry, spec_revision: int) -> bool:
+        with contextlib.suppress(CorruptRecord, UnsupportedRecord):
+            return self.status(status).observed_spec_revision <= spec_revision
+        return False
 
     async def since(self, pattern: str, revision: int) -> tuple[dict[str, Entry], int]:
         """The newest revision of each matching key that was written after ``revision``, and where the read ended.
@@ -140,13 +207,19 @@ class NoticeStore:
         found: dict[str, Entry] = {}
         whole = False
         while not whole:
-            entries, whole = await patiently(self._pace(), partial(self._page, pattern, revision))
+            entries, whole = await self._asked(pattern, partial(self._page, pattern, revision))
             found |= {entry.key: entry for entry in entries}
             revision = entries[-1].revision if entries else revision
         return found, revision
 
     async def _page(self, pattern: str, revision: int, timeout: float) -> tuple[list[Entry], bool]:
-        return await self.bucket.since(pattern, revision, timeout=timeout)
+        try:
+            return await self.bucket.since(pattern, revision, timeout=timeout)
+        except Unreachable:
+            # Nobody serves a stream that is gone; only its state says so.
+            with contextlib.suppress(Unreachable):
+                await self.bucket.clock(timeout=min(timeout, _LOOK))
+            raise
 
     def notice(self, spec: Entry, status: Entry | None) -> Notice:
         """The notice that two entries make. Raises CorruptRecord, UnsupportedRecord."""
@@ -158,7 +231,7 @@ class NoticeStore:
         """What a status says. Raises CorruptRecord (also where it was deleted), UnsupportedRecord."""
         if entry.erased:
             reason = "a delete marker stands there, so which turn carried the notice is no longer known"
-            raise CorruptRecord(self.bucket.name, entry.key, entry.revision, reason)
+            raise corrupt(self.bucket.name, entry.key, entry.revision, reason)
         return read_status(self.bucket.name, entry.key, entry.revision, entry.value)
 
 

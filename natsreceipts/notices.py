@@ -8,9 +8,9 @@ write would decide nothing.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
-from natsreceipts.errors import AlreadyConsumed, InvalidName, InvalidSetting, NoticeConflict, Unreachable
+from natsreceipts.errors import AlreadyConsumed, InvalidName, InvalidSetting, NoticeConflict, Unreachable, brief
 from natsreceipts.notice import (
     RunNoticeFact,
     check_endpoint,
@@ -23,13 +23,13 @@ from natsreceipts.notice import (
     run_notice_id,
 )
 from natsreceipts.notice_record import FiledNotice, Notice, NoticeSpec, NoticeStatus, read_spec
-from natsreceipts.notice_store import NoticeStore, order
+from natsreceipts.notice_store import NoticeStore
 from natsreceipts.notice_table import render_notices
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 
-    from natsreceipts._jetstream import Bucket, Entry
+    from natsreceipts._jetstream import Bucket
 
 __all__ = ["NoticeBoard"]
 
@@ -119,7 +119,11 @@ class NoticeBoard:
         ``fact`` is a `RunNoticeFact` or a mapping of its fields, ``step`` the step that decided it, ``request_id``
         what this step is always called by: the ids come from it, so a retry lands on its own notices, and gets
         ``created=False``. ``at``: milliseconds since the epoch; None is the server's now, and then the instant of the
-        first filing stands. After a lost answer ``created`` says True where what stands is byte for byte what was sent.
+        first filing stands.
+
+        ``created`` is False for what was filed before. After a lost answer it is True where what stands was written
+        since this call began and is byte for byte what was sent: of two who file the very same, ``at`` included, at
+        the same time, both may be told so.
 
         Raises NoticeConflict where something else stands under the id (``at`` counts, if it was given); InvalidFact,
         InvalidName and InvalidSetting before anything is written; Unreachable where it is not filed, or not known to
@@ -133,14 +137,15 @@ class NoticeBoard:
         said = RunNoticeFact.of(fact)
         if at is not None:
             check_instant("at", at)
-        instant = at if at is not None else await self._store.now()
+        now = await self._store.now(self._prefix(run))
+        instant = at if at is not None else now // 1_000_000
         specs = [NoticeSpec(run=run, step=step, addressee=name, fact=said, at=instant) for name in names]
         if addressee is not None:
-            return await self._file(specs[0], request_id, at)
+            return await self._file(specs[0], request_id, at, now)
         filed: list[FiledNotice] = []
         failed: list[BaseException] = []
         for first in range(0, len(specs), _AT_ONCE):
-            together = [self._file(spec, request_id, at) for spec in specs[first : first + _AT_ONCE]]
+            together = [self._file(spec, request_id, at, now) for spec in specs[first : first + _AT_ONCE]]
             for outcome in await asyncio.gather(*together, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     failed.append(outcome)
@@ -150,12 +155,11 @@ class NoticeBoard:
             raise failed[0]
         return filed
 
-    async def _file(self, spec: NoticeSpec, request_id: str, at: int | None) -> FiledNotice:
+    async def _file(self, spec: NoticeSpec, request_id: str, at: int | None, now: int) -> FiledNotice:
         notice_id = run_notice_id(request_id, spec.addressee)
         key = f"{self._stem(spec.run, notice_addressee_id(spec.addressee), notice_id)}.spec"
-        standing = await self._store.create(
-            key, spec.to_bytes(), done="filed", again="file it again: the same notice is not filed twice"
-        )
+        again = "file it again: the same notice is not filed twice"
+        standing = await self._store.create(key, spec.to_bytes(), done="filed", again=again, since=now)
         if standing is None:
             return FiledNotice(key, notice_id, True)
         if standing.erased:
@@ -185,14 +189,18 @@ class NoticeBoard:
         if at is not None:
             check_instant("at", at)
         spec = await self._store.newest(f"{stem}.spec")
-        if spec is None or spec.erased:
+        if spec is None:
+            await self._store.check(f"{stem}.spec")
             raise InvalidName("notice_id", notice_id, f"no notice stands under {stem}.spec")
+        if spec.erased:
+            marker = f"its notice was deleted by hand: no notice, but a delete marker stands under {stem}.spec"
+            raise InvalidName("notice_id", notice_id, f"{marker}, at revision {spec.revision}")
         read_spec(self._bucket.name, spec.key, spec.revision, spec.value)
-        instant = at if at is not None else await self._store.now()
+        instant = at if at is not None else await self._store.now(f"{stem}.spec") // 1_000_000
         status = NoticeStatus(consumed_at=instant, by=by, observed_spec_revision=spec.revision)
         key = f"{stem}.status"
         standing = await self._store.create(
-            key, status.to_bytes(), done="consumed", again=f"consume it again as {by!r}"
+            key, status.to_bytes(), done="consumed", again=f"consume it again as {brief(by)}"
         )
         if standing is None:
             return status
@@ -219,9 +227,17 @@ class NoticeBoard:
         """All notices on a run, whoever they are addressed to, by ``at`` and then by notice id."""
         return await self._store.list(f"{self._prefix(self._run_of(run))}.*.*")
 
-    async def pending(self, *, run: str | None = None, addressee: str) -> _Notices:
-        """The notices to one agent on a run that no turn has carried, by ``at`` and then by notice id."""
-        return [notice for notice in await self.list(run=run, addressee=addressee) if notice.consumed is None]
+    async def pending(self, *, run: str | None = None, addressee: str, by: str | None = None) -> _Notices:
+        """The notices to one agent on a run that no turn has carried, by ``at`` and then by notice id.
+
+        With ``by`` also those that the turn of this name has carried: it is killed after it has consumed one and before
+        it has acted on it, is carried out again, and nobody else will be told of that notice. Consume all of them as
+        ``by``: those that another turn has taken meanwhile are AlreadyConsumed.
+        """
+        if by is not None:
+            check_text("by", by)
+        pattern = f"{self._prefix(self._run_of(run))}.{notice_addressee_id(addressee)}.*"
+        return await self._store.list(pattern, of_interest=lambda notice: _carrier(notice) in (None, by))
 
     async def unconsumed_steps(self, *, run: str | None = None) -> set[str]:
         """The steps that filed a notice on this run which its addressee's turn has not carried yet.
@@ -230,30 +246,33 @@ class NoticeBoard:
         whom it told has heard it. Since that rests on what is not there, the leader is asked whether the replica that
         listed the notices had all of them.
         """
-        notices = await self._store.list(f"{self._prefix(self._run_of(run))}.*.*", whole=True)
-        return {notice.spec.step for notice in notices if notice.consumed is None}
+        pattern = f"{self._prefix(self._run_of(run))}.*.*"
+        notices = await self._store.list(pattern, of_interest=lambda notice: notice.consumed is None, whole=True)
+        return {notice.spec.step for notice in notices}
 
     def watch(self, *, run: str | None = None, addressee: str) -> AsyncGenerator[Notice, None]:
         """The pending notices to one agent on a run, and then every further one, for ever; each once.
 
         Of what is found at one time, in the order of `list`. A notice is looked up at the leader just before it is
-        given, and left out if a turn has carried it by then. Lives through a server restart: a subscription is only
-        the hint, and what is given is read from the stream. Raises as `list`, except Unreachable, which it waits out.
-        Leave it with ``contextlib.aclosing`` to give up the subscription at once.
+        given, and left out if a turn has carried it, or it was deleted, by then. Lives through a server restart: a
+        subscription is only the hint, and what is given is read from the stream. Raises as `list`, except Unreachable,
+        which it waits out. What a turn had consumed when it was killed is not given again: a turn that is carried out
+        again asks `pending` for that. Leave it with ``contextlib.aclosing`` to give up the subscription at once.
         """
         run = self._run_of(run)
         return self._watch(f"{self._prefix(run)}.{notice_addressee_id(addressee)}.*.*")
 
     async def _watch(self, pattern: str) -> AsyncGenerator[Notice, None]:
         revision, waiting = 0, dict[str, Notice]()
-        known: set[str] = set()
+        known: dict[str, int] = {}
         async with self._bucket.hints(pattern) as hint:
             while True:
                 try:
                     if not waiting:
-                        await self._store.now()  # raises where it is not the same bucket any more
-                        entries, revision = await self._store.since(pattern, revision)
-                        waiting = self._fresh(entries, known)
+                        await self._store.check(pattern)
+                        entries, read_to = await self._store.since(pattern, revision)
+                        waiting = await self._store.fresh(entries, known)
+                        revision = read_to
                     notice = await self._next_of(waiting)
                 except Unreachable:
                     await hint.wait(_WATCH_AGAIN)
@@ -263,24 +282,13 @@ class NoticeBoard:
                 else:
                     await hint.wait(_WATCH_EVERY)
 
-    def _fresh(self, entries: dict[str, Entry], known: set[str]) -> dict[str, Notice]:
-        """The notices among what was read that were not seen before, by the stem of their keys and in order."""
-        found: list[tuple[str, Notice]] = []
-        for key, entry in entries.items():
-            stem, _, half = key.rpartition(".")
-            if half == "spec" and stem not in known and not entry.erased:
-                known.add(stem)
-                if f"{stem}.status" not in entries:
-                    found.append((stem, self._store.notice(entry, None)))
-        return dict(sorted(found, key=lambda one: order(one[1])))
-
     async def _next_of(self, waiting: dict[str, Notice]) -> Notice | None:
-        """Take out the first one that is not consumed by now, by the leader's word."""
+        """Take out the first one that is neither consumed nor deleted by now, by the leader's word."""
         while waiting:
             stem = next(iter(waiting))
-            carried = await self._store.newest(f"{stem}.status")
-            notice = waiting.pop(stem)
-            if carried is None:
+            notice = await self._store.read(stem)
+            del waiting[stem]
+            if notice is not None and notice.consumed is None:
                 return notice
         return None
 
@@ -293,7 +301,8 @@ class NoticeBoard:
 
     def _run_of(self, run: str | None) -> str:
         if self._run is not None and run not in (None, self._run):
-            raise InvalidSetting(f"run={run!r}: this is the board of run {self._run!r}; use toolkit.notices for others")
+            given = f"run={brief(run)}: this is the board of run {self._run!r}"
+            raise InvalidSetting(f"{given}; use toolkit.notices for others")
         if run is None:
             run = self._run
         if run is None:
@@ -309,11 +318,15 @@ class NoticeBoard:
         return f"{self._prefix(run)}.{addressee_id}.{notice_id}"
 
 
+def _carrier(notice: Notice) -> str | None:
+    return notice.consumed.by if notice.consumed is not None else None
+
+
 def _addressed(addressee: object, addressees: object) -> list[Any]:
     if (addressee is None) == (addressees is None):
         raise InvalidSetting("say one of addressee=NAME and addressees=[NAME, …]")
     if addressee is not None:
         return [addressee]
     if isinstance(addressees, str) or not isinstance(addressees, list | tuple) or not addressees:
-        raise InvalidSetting(f"addressees={addressees!r}: use a list of at least one name")
+        raise InvalidSetting(f"addressees={brief(cast('object', addressees))}: use a list of at least one name")
     return [*addressees]

@@ -32,7 +32,7 @@ async def test_the_examples_run(server, namespace, nc, capsys):
             if page.name != "sessions.md":
                 for code in PYTHON.findall(page.read_text(encoding="utf-8")):
                     await run(code, page.name, names)
-    assert 'build | approved | budget=1200 by="ann"' in capsys.readouterr().out
+    assert 'build | approved | by="ann" budget=1200' in capsys.readouterr().out
 
 
 async def run(code, page, names):

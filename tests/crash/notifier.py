@@ -1,7 +1,7 @@
 """A run whose steps file notices, or an agent whose turns carry them; either may be killed at any time.
 
 ``file`` goes through the steps of one run, and after each filing appends what it came to, then goes on. ``carry``
-consumes what is pending and then acts, by appending a line.
+consumes what is pending, or was consumed by a turn of its own name, and then acts, by appending a line.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def main(options: argparse.Namespace) -> None:
                 for one in filed:
                     append(options.out, f"{n} {one.notice_id} {one.created}")
             return
-        for n, notice in enumerate(await board.pending(run="run-1", addressee=AGENTS[0])):
+        for n, notice in enumerate(await board.pending(run="run-1", addressee=AGENTS[0], by=options.turn)):
             try:
                 await board.consume(run="run-1", addressee=AGENTS[0], notice_id=notice.notice_id, by=options.turn)
             except AlreadyConsumed:

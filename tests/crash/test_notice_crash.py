@@ -54,7 +54,7 @@ async def test_a_run_that_is_killed_after_filing_and_repeated(server, namespace,
 
 
 async def test_an_agent_that_is_killed_after_consuming_and_before_acting(server, namespace, toolkit, tmp_path):
-    """Its notice is on record as carried by that turn; nobody else carries it, and the turn that repeats itself may."""
+    """Its notice is on record as carried by that turn; nobody else carries it, and the turn that is repeated does."""
     out = tmp_path / "out"
     await started(server, namespace, tmp_path / "filed", "file", steps=3)
     status, lines = await started(server, namespace, out, "carry", turn="turn-1", die_on=1)
@@ -69,3 +69,6 @@ async def test_an_agent_that_is_killed_after_consuming_and_before_acting(server,
     with pytest.raises(AlreadyConsumed, match="turn-1"):
         await toolkit.notices.consume(**consumption, by="turn-2")
     assert await toolkit.notices.consume(**consumption, by="turn-1") == told[1].consumed
+    status, lines = await started(server, namespace, out, "carry", turn="turn-1")
+    assert status == 0
+    assert lines[2:] == [["turn-1", told[0].notice_id], ["turn-1", told[1].notice_id]]

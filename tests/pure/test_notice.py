@@ -197,7 +197,7 @@ def test_beyond_the_bound(given_, field):
     with pytest.raises(InvalidFact) as caught:
         RunNoticeFact.of(given_)
     assert caught.value.field == field
-    assert str(caught.value).startswith(field)
+    assert str(caught.value).startswith(field if field.isprintable() else ascii(field))
 
 
 @pytest.mark.parametrize(
@@ -293,6 +293,45 @@ def test_the_fields_of_the_wire():
     assert json.loads(status.to_bytes()) == written
     assert list(json.loads(status.to_bytes())) == list(written)
     assert read_status("b", "k.status", 1, status.to_bytes()) == status
+
+
+def test_the_order_of_the_wire():
+    """That of JSON.stringify over the same object, so that both systems write the same bytes."""
+    detail = {"n": 1, "by": "ann", "10": 2, "9": True, "09": "x", "4294967295": 0}
+    spec = spec_of(RunNoticeFact.of({"detail": detail, "outcome": "ok", "decision": "build"}))
+    assert spec.to_bytes() == (
+        b'{"v":1,"run":"run-1","step":"/n#0","addressee":"local.planner-1","fact":{"decision":"build","outcome":"ok",'
+        b'"detail":{"9":true,"10":2,"n":1,"by":"ann","09":"x","4294967295":0}},"at":1}'
+    )
+    assert read_spec("b", key_of(spec), 1, spec.to_bytes()).to_bytes() == spec.to_bytes()
+
+
+@pytest.mark.parametrize("at", [10**5000, "x" * 100_000, -(10**5000), "\ud800"], ids=lambda at: type(at).__name__)
+def test_what_is_no_instant_is_shown_in_short(at):
+    with pytest.raises(InvalidSetting) as caught:
+        check_instant("at", at)
+    assert len(str(caught.value).encode()) < 200
+
+
+@pytest.mark.parametrize("name", ["\ud800", "k\n", "\x1b[2J", "x" * 100_000], ids=lambda name: ascii(name)[:20])
+def test_a_field_that_does_not_print_is_shown_as_it_would_be_written(name):
+    for given_ in (GOOD | {name: 1}, GOOD | {"detail": {name: 1}}):
+        with pytest.raises(InvalidFact) as caught:
+            RunNoticeFact.of(given_)
+        text = str(caught.value)
+        assert len(text.encode()) < 300
+        assert text.isprintable()
+
+
+def test_why_a_record_does_not_read_says_nothing_of_writing():
+    for value in (raw(fact={"decision": "build", "outcome": "ok", "x": 1}), raw(addressee="")):
+        with pytest.raises(CorruptRecord) as caught:
+            read_spec("b", KEY, 7, value)
+        text = str(caught.value)
+        assert f"nats kv get b {KEY} --revision 7" in text
+        assert f"nats kv del b {KEY}" in text
+        assert "never cut" not in text
+        assert "executed" not in text
 
 
 def raw(**changes):

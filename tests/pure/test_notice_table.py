@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from natsreceipts import InvalidName, Notice, NoticeSpec, NoticeStatus, RunNoticeFact, render_notices
+from natsreceipts import InvalidName, InvalidSetting, Notice, NoticeSpec, NoticeStatus, RunNoticeFact, render_notices
 
 
 def notice(*, detail=None, consumed=None, **said):
@@ -51,6 +51,54 @@ def test_what_breaks_out_is_refused(text, where):
     with pytest.raises(InvalidName) as caught:
         render_notices([notice(), bad])
     assert caught.value.what == where
+
+
+LIVE = [
+    "[click](http://evil)",
+    "![x](http://evil/?q=1)",
+    "**bold**",
+    "_it_",
+    "__x",
+    "~~gone~~",
+    "&#8238;",
+    "$x$",
+    "http://evil.example",
+    "WWW.evil.example",
+    "see https://evil.example",
+]
+
+
+@pytest.mark.parametrize("text", LIVE)
+def test_what_markdown_would_act_on_is_escaped(text):
+    told = notice(step=text, addressee=text, detail={"a": text}, consumed=carried_by(text))
+    (row,) = render_notices([told]).splitlines()[2:]
+    assert not set("[]*~&$") & set(row)
+    assert "://" not in row
+    assert not re.search(r"(?i)www\.|\b_|_\b", row)
+    cells = row[2:-2].split(" | ")
+    assert json.loads(cells[1]) == json.loads(cells[2]) == json.loads(cells[5].removeprefix("a=")) == text
+
+
+@pytest.mark.parametrize("text", ["/notify:told#0", "acme.run-1.send_email.00ff", "=2042", "a@b.c", "goal/7"])
+def test_plain_words_stay_as_they_are(text):
+    assert f"| {text} |" in render_notices([notice(step=text)])
+
+
+@pytest.mark.parametrize("text", ["\u3164", "\u2800", "a\ufe0f", "a\U000e0101", "o" + "\u0301" * 500], ids=ascii)
+def test_what_does_not_show_is_escaped(text):
+    (row,) = render_notices([notice(step=text)]).splitlines()[2:]
+    cell = row.split(" | ")[1]
+    assert json.loads(cell) == text
+    assert cell.count("\u0301") <= 3
+    assert not set("\u3164\u2800\ufe0f\U000e0101") & set(cell)
+
+
+@pytest.mark.parametrize(
+    "bad", [None, 5, notice(), ["x"], [{}], [notice(), None], "x"], ids=lambda bad: ascii(bad)[:20]
+)
+def test_what_is_no_notice_is_refused(bad):
+    with pytest.raises(InvalidSetting, match="notice"):
+        render_notices(bad)
 
 
 HOSTILE = '| forged | `x` <script> \\| " \u202e\U000e0041\ud800'

@@ -6,10 +6,20 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
-from notice_scenes import AGENT, FACT, filed, keys_of, raw, subjects, watched
-from support import client_of, toolkit_of
+from notice_scenes import AGENT, FACT, filed, keys_of, raw, stem, subjects, watched
+from support import PATIENCE, client_of, toolkit_of
 
-from natsreceipts import AlreadyConsumed, BucketReplaced, NoticeConflict, Unreachable, connect
+from natsreceipts import (
+    AlreadyConsumed,
+    BucketReplaced,
+    CorruptRecord,
+    NoticeBoard,
+    NoticeConflict,
+    Unreachable,
+    UnsupportedRecord,
+    connect,
+    run_notice_id,
+)
 
 pytestmark = pytest.mark.usefixtures("bucket")
 
@@ -43,6 +53,23 @@ async def test_a_lost_answer_at_filing(far, proxy, namespace, nc, fault, at):
     assert not again.created
 
 
+@pytest.mark.parametrize("connected", ["before", "after"])
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_what_stood_before_is_not_created_by_a_write_that_is_lost(
+    proxy, board, namespace, nc, monkeypatch, fault, connected
+):
+    """Though it has the same bytes: whether the writer knew of it when it connected, or not."""
+    monkeypatch.setattr("natsreceipts.fence._SHORTEST_TRY", 0.3)
+    first = None if connected == "before" else await filed(board, "q", at=17)
+    async with toolkit_of(proxy.url, namespace) as toolkit:
+        first = first or await filed(board, "q", at=17)
+        lost = getattr(proxy, fault)(subjects(namespace))
+        (again,) = await filed(toolkit.notices, "q", at=17)
+    assert len(lost.hits) == 1
+    assert [first[0].created, again.created] == [True, False]
+    assert await keys_of(nc, namespace) == {again.key: 1}
+
+
 @pytest.mark.parametrize("at", [None, 17])
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_lost_answer_at_consuming(far, proxy, namespace, nc, fault, at):
@@ -54,6 +81,19 @@ async def test_a_lost_answer_at_consuming(far, proxy, namespace, nc, fault, at):
     assert set((await keys_of(nc, namespace)).values()) == {1}
     with pytest.raises(AlreadyConsumed):
         await far.consume(**SAID, notice_id=one.notice_id, by="turn-2")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_turn_that_repeats_itself_and_loses_the_answer(far, proxy, namespace, nc, fault):
+    """What it put down first has the bytes of what it sends, and is known to have stood before."""
+    (one,) = await filed(far, "q")
+    first = await far.consume(**SAID, notice_id=one.notice_id, by="turn-1", at=5)
+    lost = getattr(proxy, fault)(subjects(namespace))
+    assert await far.consume(**SAID, notice_id=one.notice_id, by="turn-1", at=5) == first
+    assert len(lost.hits) == 1
+    (again,) = await filed(far, "q")
+    assert not again.created
+    assert set((await keys_of(nc, namespace)).values()) == {1}
 
 
 @pytest.mark.parametrize("fault", ["drop", "drop_answer"])
@@ -163,6 +203,108 @@ async def test_what_was_consumed_while_the_watcher_was_busy_is_not_new(board):
         for notice_id in rest[:-1]:
             await board.consume(**SAID, notice_id=notice_id, by="another")
         assert (await anext(notices)).notice_id == rest[-1]
+
+
+async def test_what_was_deleted_while_the_watcher_was_busy_is_gone(board, nc, namespace):
+    told = await filed(board, *"abc", at=1)
+    kv = await raw(nc, namespace)
+    async with aclosing(board.watch(**SAID)) as notices:
+        first = await anext(notices)
+        gone, last = sorted((one for one in told if one.notice_id != first.notice_id), key=lambda one: one.notice_id)
+        await kv.delete(gone.key)
+        assert (await anext(notices)).notice_id == last.notice_id
+
+
+BAD_STATUSES = [b"garbage", None, b'{"v":2}', b'{"v":1,"consumedAt":1,"by":"turn-1","observedSpecRevision":1000000000}']
+
+
+async def spoil(kv, one, value):
+    """Put a status that does not read in place of a consumption; None deletes it."""
+    key = f"{stem(one.notice_id)}.status"
+    await (kv.delete(key) if value is None else kv.put(key, value))
+
+
+@pytest.mark.parametrize("value", BAD_STATUSES, ids=ascii)
+@pytest.mark.parametrize("when", ["before", "while busy", "after"])
+async def test_a_watch_leaves_out_no_status_that_does_not_read(board, nc, namespace, monkeypatch, value, when):
+    """It raises as `list` does: whether it has given the notice, is about to, or has just begun."""
+    monkeypatch.setattr("natsreceipts.notice_store._SETTLING", 0.2)
+    one, two = await filed(board, "a", "b", at=1)
+    kv = await raw(nc, namespace)
+    if when == "before":
+        await spoil(kv, two, value)
+    async with aclosing(board.watch(**SAID)) as notices, asyncio.timeout(PATIENCE):
+        if when != "before":
+            first = await anext(notices)
+            other = two if first.notice_id == one.notice_id else one
+            if when == "after":
+                assert (await anext(notices)).notice_id == other.notice_id
+            await spoil(kv, other, value)
+        with pytest.raises((CorruptRecord, UnsupportedRecord)) as watched_:
+            await anext(notices)
+    with pytest.raises(type(watched_.value)) as listed:
+        await board.list(**SAID)
+    assert watched_.value.key == listed.value.key
+
+
+async def test_a_watch_leaves_out_no_status_without_its_spec(board, nc, namespace, monkeypatch):
+    monkeypatch.setattr("natsreceipts.notice_store._SETTLING", 0.2)
+    kv = await raw(nc, namespace)
+    for observed in (0, 1):
+        key = f"{stem(run_notice_id(f'q{observed}', AGENT), run=f'run-{observed}')}.status"
+        await kv.put(key, b'{"v":1,"consumedAt":1,"by":"turn-1","observedSpecRevision":%d}' % observed)
+        async with aclosing(board.watch(run=f"run-{observed}", addressee=AGENT)) as notices, asyncio.timeout(PATIENCE):
+            with pytest.raises(CorruptRecord, match="spec"):
+                await anext(notices)
+
+
+async def test_a_watch_goes_on_without_a_notice_that_was_given_up(board, nc, namespace):
+    """A status that does not read is no matter where the spec was deleted."""
+    bad, worse = await filed(board, "bad", "worse")
+    kv = await raw(nc, namespace)
+    await kv.delete(bad.key)
+    await spoil(kv, bad, b"garbage")
+    async with watched(board.watch(**SAID)) as take:
+        await take(1)
+        await kv.delete(worse.key)
+        await spoil(kv, worse, b"garbage")
+        (new,) = await filed(board, "new")
+        assert [n.notice_id for n in await take(1)] == [new.notice_id]
+
+
+class Silent:
+    """A bucket that lists no spec of one notice, and whose leader is silent for as long as the test says."""
+
+    def __init__(self, bucket, hidden):
+        self._bucket = bucket
+        self._hidden = hidden
+        self.asked = asyncio.Event()
+        self.silent = True
+
+    def __getattr__(self, name):
+        return getattr(self._bucket, name)
+
+    async def since(self, pattern, revision, *, timeout):
+        entries, whole = await self._bucket.since(pattern, revision, timeout=timeout)
+        return [entry for entry in entries if entry.key != self._hidden], whole
+
+    async def newest(self, key, *, timeout):
+        if self.silent:
+            self.asked.set()
+            raise Unreachable
+        return await self._bucket.newest(key, timeout=timeout)
+
+
+async def test_a_watch_that_is_interrupted_while_it_looks_at_what_it_found(board, monkeypatch):
+    """It begins again with all of that."""
+    monkeypatch.setattr("natsreceipts.notice_store._READ_PATIENCE", 0.2)
+    one, two = await filed(board, "a", "b")
+    await board.consume(**SAID, notice_id=two.notice_id, by="turn-1")
+    silent = Silent(board._bucket, two.key)
+    async with watched(NoticeBoard(silent).watch(**SAID)) as take:
+        await silent.asked.wait()
+        silent.silent = False
+        assert [n.notice_id for n in await take(1)] == [one.notice_id]
 
 
 async def test_two_watchers_share_the_work(board):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import pytest
 from notice_scenes import AGENT, FACT, filed, raw, stem
@@ -130,8 +131,28 @@ async def test_a_notice_that_was_deleted(board, nc, namespace):
     with pytest.raises(NoticeConflict) as caught:
         await filed(board, "a")
     assert caught.value.existing is None
-    with pytest.raises(InvalidName, match="no notice"):
+    with pytest.raises(InvalidName, match="deleted by hand: no notice"):
         await board.consume(**said, notice_id=one.notice_id, by="turn-1")
+
+
+@pytest.mark.parametrize("half", ["spec", "status"])
+async def test_the_way_out_that_an_error_names(board, nc, namespace, half):
+    """Of a record that does not read there is no good revision to go back to."""
+    one, two = await filed(board, "a", "b")
+    said = {"run": "run-1", "addressee": AGENT}
+    kv = await raw(nc, namespace)
+    await kv.put(f"{stem(one.notice_id)}.{half}", b"garbage")
+    with pytest.raises(CorruptRecord) as caught:
+        await board.list(**said)
+    text = str(caught.value)
+    assert "executed" not in text
+    assert "history" not in text
+    bucket, key = re.search("`nats kv del (.*?) (.*?)`", text).groups()
+    assert bucket == f"{namespace}-notices"
+    await kv.delete(key)
+    for ask in (board.list(**said), board.list_run(run="run-1"), board.pending(**said)):
+        assert [n.notice_id for n in await ask] == [two.notice_id]
+    assert await board.unconsumed_steps(run="run-1") == {"/n#0"}
 
 
 async def test_a_consumption_that_was_deleted(board, nc, namespace):

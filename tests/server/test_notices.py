@@ -154,6 +154,10 @@ BAD_FILES = [
     ({"at": True}, InvalidSetting),
     ({"at": 2**53}, InvalidSetting),
     ({"at": "1"}, InvalidSetting),
+    ({"at": 10**5000}, InvalidSetting),
+    ({"addressee": None, "addressees": 10**5000}, InvalidSetting),
+    ({"addressee": None, "addressees": "x" * 100_000}, InvalidSetting),
+    ({"run": 10**5000}, InvalidName),
 ]
 BAD_CONSUMPTIONS = [
     ({"by": ""}, InvalidName),
@@ -165,6 +169,7 @@ BAD_CONSUMPTIONS = [
     ({"at": 0.5}, InvalidSetting),
     ({"at": False}, InvalidSetting),
     ({"at": 2**53}, InvalidSetting),
+    ({"at": 10**5000}, InvalidSetting),
     ({"run": "a.b"}, InvalidName),
     ({"addressee": ""}, InvalidName),
     ({"notice_id": "*"}, InvalidName),
@@ -181,8 +186,9 @@ async def test_what_is_refused_leaves_the_bucket_untouched(board, nc, namespace)
     before = await last_sequence(nc, namespace)
     said = {"run": "run-1", "step": "/n#0", "request_id": "q", "addressee": AGENT, "fact": FACT}
     for bad, kind in BAD_FILES:
-        with pytest.raises(kind):
+        with pytest.raises(kind) as caught:
             await board.file(**said | bad)
+        assert len(str(caught.value).encode()) < 300
     consumption = {"run": "run-1", "addressee": AGENT, "notice_id": one.notice_id, "by": "turn-1"}
     for bad, kind in BAD_CONSUMPTIONS:
         with pytest.raises(kind):
@@ -313,6 +319,24 @@ async def test_pending_and_the_steps_that_were_not_heard(board):
     assert table.count("by turn-1 at ") == 3
 
 
+async def test_what_a_turn_has_to_carry_when_it_is_carried_out_again(board):
+    """What it had consumed before it was killed, and what nobody has; not what other turns have."""
+    mine, theirs, pending = await filed(board, "a", "b", "c", at=1)
+    said = {"run": "run-1", "addressee": AGENT}
+    await board.consume(**said, notice_id=mine.notice_id, by="turn-7")
+    await board.consume(**said, notice_id=theirs.notice_id, by="turn-8")
+
+    async def ids(**asked):
+        return {notice.notice_id for notice in await board.pending(**said, **asked)}
+
+    assert await ids() == {pending.notice_id}
+    assert await ids(by="turn-7") == {mine.notice_id, pending.notice_id}
+    assert await ids(by="turn-9") == {pending.notice_id}
+    for bad in ("", "a\nb", 7):
+        with pytest.raises(InvalidName, match="by"):
+            await ids(by=bad)
+
+
 class Lagging:
     """A bucket whose batched reads come from a replica that has not heard of the newest notices yet."""
 
@@ -383,8 +407,9 @@ async def test_the_board_of_a_run(toolkit, nc, namespace):
     await run.notices.consume(addressee=AGENT, notice_id=one.notice_id, by="turn-1")
     assert await run.notices.pending(addressee=AGENT) == []
     assert await run.notices.unconsumed_steps(run="run-1") == set()
-    with pytest.raises(InvalidSetting, match="run-1"):
-        await run.notices.list_run(run="run-2")
+    for other in ("run-2", 10**5000):
+        with pytest.raises(InvalidSetting, match="run-1"):
+            await run.notices.list_run(run=other)
     assert await toolkit.notices.list_run(run="run-1") == []
 
 

@@ -199,6 +199,7 @@ async def notices(board: NoticeBoard) -> None:
     assert_type(await board.list(run="r", addressee="a"), list[Notice])
     assert_type(await board.list_run(run="r"), list[Notice])
     assert_type(await board.pending(addressee="a"), list[Notice])
+    assert_type(await board.pending(run="r", addressee="a", by="turn-7"), list[Notice])
     assert_type(await board.unconsumed_steps(run="r"), set[str])
     assert_type(await board.consume(addressee="a", notice_id=one.notice_id, by="turn-1"), NoticeStatus)
     watch = board.watch(run="r", addressee="a")
