@@ -442,6 +442,8 @@ class Attempts:
         while True:
             write = attempt.in_flight
             doubt = write is not None
+            if write is None and attempt.settling is not None and attempt.held.status == "completed":
+                return None  # a later word on this attempt stands already, its thread's: an earlier one was kept
             if write is None:
                 write = self._ended(attempt, ending)
                 if len(write.value) > self._inline_limit:

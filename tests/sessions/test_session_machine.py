@@ -88,7 +88,12 @@ class Session(RuleBasedStateMachine):
     async def _asks(self, name, ids, first):
         calls = [(call_id, "send", {"n": first + n % 2}) for n, call_id in enumerate(ids)]
         for message in assistant(self.dialect, *calls):
-            entry = await self.put(name, message, run="run-1")
+            try:
+                entry = await self.put(name, message, run="run-1")
+            except InvalidSetting:
+                suspended = (await self.hosts[name].log.load()).suspended
+                assert suspended.intersection(call.id for call in tool_calls_of(message, dialect=self.dialect))
+                break
             for call in tool_calls_of(entry.body, dialect=self.dialect):
                 self.sites.append((entry, call.id, call.arguments))
         await self.check()
