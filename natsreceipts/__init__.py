@@ -55,9 +55,11 @@ from natsreceipts.notice import RunNoticeFact, notice_addressee_id, run_notice_i
 from natsreceipts.notice_record import FiledNotice, Notice, NoticeSpec, NoticeStatus
 from natsreceipts.notice_table import render_notices
 from natsreceipts.notices import NoticeBoard
-from natsreceipts.receipts import Receipt, ReceiptStore
+from natsreceipts.receipt import Receipt, Revision
+from natsreceipts.receipts import ReceiptStore
 from natsreceipts.reconcile import ReconcileReport, RecoveredCall
 from natsreceipts.run import Run
+from natsreceipts.server_time import ServerTime
 from natsreceipts.sessions import (
     LoadedSession,
     SessionLog,
@@ -139,8 +141,10 @@ __all__ = [
     "RequestView",
     "ResultNotSet",
     "ResultTypeMismatch",
+    "Revision",
     "Run",
     "RunNoticeFact",
+    "ServerTime",
     "ServerUnavailable",
     "SessionBusy",
     "SessionConflict",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from natsreceipts._jetstream import Entry
@@ -28,20 +27,22 @@ from natsreceipts.errors import (
     UnsupportedRecord,
     with_key,
 )
-from natsreceipts.fence import InDoubt, NotWritten, Pace, newest, patiently
+from natsreceipts.fence import InDoubt, NotWritten, Pace, clock, newest, patiently
 from natsreceipts.identity import ReceiptKey, key_token, name_from_token, split_kv_key
 from natsreceipts.notice import check_run, check_text
 from natsreceipts.payload import NotEncodable
+from natsreceipts.receipt import Receipt, Revision
 from natsreceipts.seen import Seen, seen_of
-from natsreceipts.wire import ErrorInfo, Payload, ReceiptRecord, ResolvedBy, Status, encode_payload
+from natsreceipts.server_time import ServerTime
+from natsreceipts.wire import Payload, ReceiptRecord, ResolvedBy, Status, encode_payload
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from natsreceipts._jetstream import Bucket
     from natsreceipts.announce import Announcer
 
-__all__ = ["Receipt", "ReceiptStore"]
+__all__ = ["ReceiptStore"]
 
 _READ_PATIENCE = 5.0
 """Seconds that a read is tried for."""
@@ -55,40 +56,14 @@ _WATCH_AGAIN = 0.5
 _WATCH_EVERY = 5.0
 """Seconds after which a watch reads although no sign of a write came."""
 
+_LISTED_AT_ONCE = 128
+"""Receipts that a long list holds in memory at a time: 32 MiB, as long as payloads move out at 256 KiB."""
+
 _UNSET: Any = object()
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """A receipt as it stands in the bucket.
-
-    ``updated`` is the server's timestamp of this revision. ``result`` is the recorded result (None where there is
-    none, or where None was the result: ``status`` tells), ``error`` what the last attempt ended in.
-    """
-
-    key: ReceiptKey
-    kv_key: str
-    revision: int
-    updated: dt.datetime
-    status: Status
-    attempts: int
-    effect: Effect | None
-    result: Any
-    error: ErrorInfo | None
-    resolved: ResolvedBy | None
-    args: Any
-    """The stored arguments, or None (also where they are in the object store)."""
-    large: bool
-    """Whether the result is in the object store; only ``get`` loads it, elsewhere ``result`` is None."""
-    steps: tuple[str, ...]
-    """The names of the recorded steps."""
-    worker: str | None
-    lease: float | None
-    """Seconds."""
-
-
 class ReceiptStore:
-    """The receipts of one bucket. ``get``, ``list``, ``history`` and ``watch`` never write."""
+    """The receipts of one bucket. ``get``, ``list``, ``history``, ``revisions`` and ``watch`` never write."""
 
     def __init__(self, bucket: Bucket, attempts: Attempts, announcer: Announcer) -> None:
         self._bucket = bucket
@@ -113,16 +88,52 @@ class ReceiptStore:
     async def history(self, key: ReceiptKey | str) -> list[Receipt]:
         """The kept revisions of a receipt, oldest first (the bucket keeps 8 or more). Raises as `get`.
 
-        Delete markers among them are left out.
+        Delete markers among them are left out, and one that cannot be read is raised: `revisions` gives both.
+        """
+        found: list[Receipt] = []
+        for revision in await self.revisions(key):
+            if revision.problem is not None:
+                raise revision.problem
+            if revision.receipt is not None:
+                found.append(revision.receipt)
+        return found
+
+    async def revisions(self, key: ReceiptKey | str) -> list[Revision]:
+        """The kept revisions of a key, oldest first, with delete markers and what cannot be read.
+
+        Empty where nothing was ever written. Raises Unreachable, PermissionDenied, NotProvisioned, BucketReplaced,
+        InvalidName.
         """
         kv_key = _kv_key(key)
-        found: list[Receipt] = []
+        found: list[Revision] = []
         revision, whole = 0, False
         while not whole:
             entries, whole = await self._since(kv_key, revision, key)
-            found.extend(self._view(seen_of(self._bucket.name, key, e)) for e in entries if not e.erased)
+            found.extend(self._revision(key, entry) for entry in entries)
             revision = entries[-1].revision if entries else revision
         return found
+
+    def _revision(self, key: ReceiptKey | str, entry: Entry) -> Revision:
+        receipt: Receipt | None = None
+        problem: NatsReceiptsError | None = None
+        if not entry.erased:
+            try:
+                receipt = self._view(seen_of(self._bucket.name, key, entry))
+            except (CorruptRecord, UnsupportedRecord) as error:
+                problem = error
+        return Revision(entry.revision, _time(entry.time), receipt, entry.erased, problem, entry.value)
+
+    async def payload(self, receipt: Receipt, payload: Payload) -> Any:
+        """The value of a payload of a receipt's record (its result, a step, the arguments), wherever it is kept.
+
+        Raises PayloadMissing, CorruptRecord, Unreachable, PermissionDenied.
+        """
+        return await self._attempts.load(Seen(receipt.record, receipt.revision, None), payload)
+
+    async def server_time(self) -> ServerTime:
+        """The server's clock, by which leases end and receipts expire. Raises as `get`."""
+        now, leader_since = await clock(self._bucket, self._pace())
+        return ServerTime(_time(now), _time(leader_since) if leader_since else None, self._bucket.retention)
 
     async def list(
         self,
@@ -131,52 +142,51 @@ class ReceiptStore:
         run: str | None = None,
         tool: str | None = None,
         status: Status | None = None,
+        unreadable: Callable[[NatsReceiptsError], None] | None = None,
     ) -> AsyncIterator[Receipt]:
         """The newest revision of each receipt, filtered by names and status; an async iterator, in order of keys.
 
-        Erased receipts are left out. Raises as `get`; where one cannot be read, that is raised after all others were
-        given.
+        Erased receipts are left out. Raises as `get`; where one cannot be read, ``unreadable`` is called with its
+        CorruptRecord or UnsupportedRecord, or else the first of these is raised after all others were given.
         """
         if status is not None and status not in get_args(Status):
             raise InvalidSetting(f"status={status!r}: use one of {', '.join(get_args(Status))}")
         pattern = _pattern(tenant, run, tool)
-        entries = await patiently(self._pace(), lambda timeout: self._bucket.newest_of(pattern, timeout=timeout))
-        unreadable: NatsReceiptsError | None = None
-        if entries is not None:
-            for entry in sorted(entries, key=lambda entry: entry.key):
-                try:
-                    receipt = self._shown(entry, status)
-                except (CorruptRecord, UnsupportedRecord) as error:
-                    unreadable = unreadable or error
-                    continue
-                if receipt is not None:
+        problems: list[NatsReceiptsError] = []
+        async for entries in self._newest_of(pattern):
+            for entry in entries:
+                receipt = self._shown(entry, unreadable or problems.append)
+                if receipt is not None and (status is None or receipt.status == status):
                     yield receipt
-        for kv_key in (
-            await patiently(self._pace(), lambda timeout: self._bucket.keys(pattern, timeout=timeout))
-            if entries is None
-            else ()
-        ):
-            entry = await patiently(
-                self._pace(), lambda timeout, kv_key=kv_key: self._bucket.newest(kv_key, timeout=timeout, leader=False)
+        if problems:
+            raise problems[0]
+
+    async def _newest_of(self, pattern: str) -> AsyncIterator[list[Entry]]:
+        """The newest entries of the keys that match, in order of keys, a part at a time where they are many."""
+        entries = await patiently(self._pace(), lambda timeout: self._bucket.newest_of(pattern, timeout=timeout))
+        if entries is not None:
+            yield sorted(entries, key=lambda entry: entry.key)
+            return
+        keys = await patiently(self._pace(), lambda timeout: self._bucket.keys(pattern, timeout=timeout))
+        for start in range(0, len(keys), _LISTED_AT_ONCE):
+            part = keys[start : start + _LISTED_AT_ONCE]
+            yield await patiently(
+                self._pace(), lambda timeout, part=part: self._bucket.newest_each(part, timeout=timeout)
             )
-            try:
-                receipt = self._shown(entry, status) if entry is not None else None
-            except (CorruptRecord, UnsupportedRecord) as error:
-                unreadable = unreadable or error
-                continue
-            if receipt is not None:
-                yield receipt
-        if unreadable is not None:
-            raise unreadable
 
     async def watch(
-        self, *, tenant: str | None = None, run: str | None = None, tool: str | None = None
+        self,
+        *,
+        tenant: str | None = None,
+        run: str | None = None,
+        tool: str | None = None,
+        unreadable: Callable[[NatsReceiptsError], None] | None = None,
     ) -> AsyncIterator[Receipt]:
         """The receipts that match, as they stand, and then every further revision in order, for ever.
 
         Lives through a server restart: a subscription is only the hint, and what is yielded is read from the
         stream after the last revision seen. Raises what `get` raises, except Unreachable, which it waits out unless
-        the toolkit is closed.
+        the toolkit is closed. With ``unreadable`` that is called with what cannot be read, and the watch goes on.
         """
         pattern = _pattern(tenant, run, tool)
         revision = 0
@@ -188,8 +198,8 @@ class ReceiptStore:
                         revision = entry.revision
                         if latest is not None:
                             latest[entry.key] = entry
-                        elif not entry.erased:
-                            yield self._view(seen_of(self._bucket.name, entry.key, entry))
+                        elif (receipt := self._shown(entry, unreadable)) is not None:
+                            yield receipt
                 except Unreachable:
                     if self._bucket.closed:
                         raise
@@ -197,8 +207,8 @@ class ReceiptStore:
                     continue
                 if latest is not None:
                     for entry in latest.values():
-                        if not entry.erased:
-                            yield self._view(seen_of(self._bucket.name, entry.key, entry))
+                        if (receipt := self._shown(entry, unreadable)) is not None:
+                            yield receipt
                     latest = None
                 await hint.wait(_WATCH_EVERY)
 
@@ -373,11 +383,16 @@ class ReceiptStore:
                 revision = entry.revision
                 yield entry
 
-    def _shown(self, entry: Entry, status: Status | None) -> Receipt | None:
+    def _shown(self, entry: Entry, unreadable: Callable[[NatsReceiptsError], None] | None) -> Receipt | None:
         if entry.erased:
             return None
-        seen = seen_of(self._bucket.name, entry.key, entry)
-        return self._view(seen) if status is None or seen.record.status == status else None
+        try:
+            return self._view(seen_of(self._bucket.name, entry.key, entry))
+        except (CorruptRecord, UnsupportedRecord) as error:
+            if unreadable is None:
+                raise
+            unreadable(error)
+            return None
 
     def _inline(self, seen: Seen, payload: Payload | None) -> Any:
         if payload is None or payload.object is not None:
@@ -393,7 +408,7 @@ class ReceiptStore:
             key=record.key,
             kv_key=record.key.kv_key,
             revision=seen.revision,
-            updated=dt.datetime.fromtimestamp(seen.time / 1e9, tz=dt.UTC),
+            updated=_time(seen.time),
             status=record.status,
             attempts=record.attempts,
             effect=record.effect,
@@ -405,12 +420,17 @@ class ReceiptStore:
             steps=tuple(record.steps or ()),
             worker=record.holder.worker if record.holder else None,
             lease=record.lease_ms / 1000 if record.lease_ms else None,
+            record=record,
         )
 
 
 def _check_notifiable(key: ReceiptKey, notify: str | None) -> None:
     if notify is not None:
         check_run(key.run)
+
+
+def _time(nanoseconds: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(nanoseconds / 1e9, tz=dt.UTC)
 
 
 def _kv_key(key: ReceiptKey | str) -> str:

@@ -39,7 +39,7 @@ from natsreceipts.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from nats.aio.msg import Msg
 
@@ -267,6 +267,16 @@ class JetStreamBucket:
             up_to = int(end.get("Nats-UpTo-Sequence") or 0)
             if status != "204" or not replies or not up_to:
                 raise self._broken_off(end)
+
+    async def newest_each(self, keys: Sequence[str], *, timeout: float) -> list[Entry]:
+        """The newest revision of each of these keys (see the seam)."""
+        if self._direct:
+            entries = await self._multi([self._subject + key for key in keys], timeout, None) or []
+        else:
+            found = [await self.newest(key, timeout=timeout) for key in keys]
+            entries = [entry for entry in found if entry is not None]
+        order = {key: place for place, key in enumerate(keys)}
+        return sorted(entries, key=lambda entry: order[entry.key])
 
     async def keys(self, pattern: str, *, timeout: float) -> list[str]:
         """The matching keys, in pages of the server's (see the seam)."""

@@ -9,6 +9,7 @@ import datetime as dt
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractAsyncContextManager
 
 __all__ = [
@@ -195,6 +196,13 @@ class Bucket(Protocol):
 
         ``pattern`` is made of key tokens, ``*`` and a closing ``>``. With ``most`` bytes asked for, what the server
         gives within them, and no more. From any replica. Raises as `newest`.
+        """
+        ...
+
+    async def newest_each(self, keys: Sequence[str], *, timeout: float) -> list[Entry]:
+        """The newest revision of each of these keys (at most 1,024), in their order, without those that are not there.
+
+        From any replica. Raises as `newest`.
         """
         ...
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from natsreceipts.embedded import EmbeddedServer
-    from natsreceipts.receipts import Receipt
+    from natsreceipts.receipt import Receipt
     from natsreceipts.testing import Published
     from natsreceipts.toolkit import Toolkit
 

@@ -18,7 +18,7 @@ from natsreceipts.errors import BucketReplaced, Unreachable
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from sim_process import Process
@@ -234,6 +234,15 @@ class SimBucket(Client):
             return sorted((entry for entry in found if entry is not None), key=lambda entry: entry.revision)
 
         return await self._read(f"read all of {pattern}", look, timeout, leader=False)
+
+    async def newest_each(self, keys: Sequence[str], *, timeout: float) -> list[Entry]:
+        """The newest revision of each of these keys."""
+        stream = self._stream
+
+        def look(upto: int) -> list[Entry]:
+            return [entry for key in keys if (entry := stream.newest(key, upto)) is not None]
+
+        return await self._read(f"read {len(keys)} keys", look, timeout, leader=False)
 
     async def keys(self, pattern: str, *, timeout: float) -> list[str]:
         """The keys that match."""

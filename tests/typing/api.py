@@ -177,6 +177,11 @@ async def reading(receipts: ReceiptStore, key: ReceiptKey) -> None:
         assert_type(receipt.result, Any)
         receipt.revision = 3  # pyright: ignore[reportAttributeAccessIssue]
     assert_type(await receipts.history(key), list[Receipt])
+    assert_type(await receipts.revisions(key), list[natsreceipts.Revision])
+    time = await receipts.server_time()
+    assert_type(time, natsreceipts.ServerTime)
+    if receipt is not None:
+        assert_type(time.lease_left(receipt), float | None)
     listed: AsyncIterator[Receipt] = receipts.list(tenant="acme", status="ambiguous")
     async for one in listed:
         assert_type(one, Receipt)
