@@ -20,6 +20,7 @@ import nats.errors
 from nats.aio.client import Client
 from typing_extensions import TypeIs
 
+from natsreceipts._jetstream.tls import check_tls
 from natsreceipts.errors import InvalidSetting, PermissionDenied, Unreachable
 
 if TYPE_CHECKING:
@@ -409,6 +410,7 @@ async def opened(
     }
     urls = [servers] if isinstance(servers, str) else list(servers)
     shown = ", ".join(map(_without_secrets, urls))
+    await check_tls(urls, options)
     try:
         async with asyncio.timeout(connect_timeout):
             await client.connect(urls, **settings)
