@@ -55,6 +55,7 @@ from natsreceipts.notice import RunNoticeFact, notice_addressee_id, run_notice_i
 from natsreceipts.notice_record import FiledNotice, Notice, NoticeSpec, NoticeStatus
 from natsreceipts.notice_table import render_notices
 from natsreceipts.notices import NoticeBoard
+from natsreceipts.provisioning import Provisioned, provision
 from natsreceipts.receipt import Receipt, Revision
 from natsreceipts.receipts import ReceiptStore
 from natsreceipts.reconcile import ReconcileReport, RecoveredCall
@@ -130,6 +131,7 @@ __all__ = [
     "OrphanToolCall",
     "PayloadMissing",
     "PermissionDenied",
+    "Provisioned",
     "Receipt",
     "ReceiptErased",
     "ReceiptError",
@@ -172,6 +174,7 @@ __all__ = [
     "interrupted_results",
     "is_interrupted_close",
     "notice_addressee_id",
+    "provision",
     "reconcile_interrupted_session",
     "render_notices",
     "request_view",

@@ -149,7 +149,10 @@ class NotProvisioned(NatsReceiptsError):
     ) -> None:
         self.bucket = bucket
         self.problem = problem
-        make = "make it once with natsreceipts.connect(..., provision=True), using credentials that may create streams"
+        make = (
+            "make it once with `natsreceipts up`, or natsreceipts.connect(..., provision=True), using credentials that "
+            "may create streams"
+        )
         super().__init__(f"{kind} {bucket!r} {problem}: {advice or make}")
 
 

@@ -5,23 +5,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from natsreceipts._jetstream import BucketSpec, bind, bind_objects, checked_servers, opened, provision_objects
-from natsreceipts._jetstream import provision as make
+from natsreceipts._jetstream import bind, bind_objects, checked_servers, make, opened
 from natsreceipts.announce import Announcer
 from natsreceipts.attempts import Attempts
 from natsreceipts.background import Pulse, Stragglers
 from natsreceipts.delivery import Delivery, JetStreamMessage, deliver
-from natsreceipts.errors import InvalidName, InvalidSetting
+from natsreceipts.errors import InvalidSetting
 from natsreceipts.identity import Digest, sha256_hex
 from natsreceipts.notice import check_text
 from natsreceipts.notices import NoticeBoard
 from natsreceipts.options import CallOptions
 from natsreceipts.payloads import PayloadStore
+from natsreceipts.provisioning import check_number, check_usable, wanted
 from natsreceipts.receipts import ReceiptStore
 from natsreceipts.run import Executions, Run
 from natsreceipts.session_store import stream_mark
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["Toolkit", "connect"]
 
 _log = logging.getLogger("natsreceipts")
-
-_NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Toolkit:
@@ -112,17 +109,11 @@ class Toolkit:
         the endpoint of its tenant, once for each ambiguity. (It is logged where that fails.) Runs in such a delivery
         need names that notices have room for: InvalidName.
         """
-        _check("progress", progress, (int, float), 0.01, 3600)
+        check_number("progress", progress, (int, float), 0.01, 3600)
         if operator is not None:
             check_text("operator", operator)
         tell = partial(self._announcer.needs_a_person, operator) if operator is not None else None
         return deliver(msg, terminate=terminate, progress=progress, tell=tell)
-
-
-def _check(name: str, value: object, kind: type | tuple[type, ...], least: float, most: float) -> None:
-    number = isinstance(value, kind) and not isinstance(value, bool)
-    if not number or not least <= cast("float", value) <= most:
-        raise InvalidSetting(f"{name}={value!r}: use a number from {least:g} to {most:g}")
 
 
 @contextlib.asynccontextmanager
@@ -156,13 +147,8 @@ async def connect(
     Raises Unreachable, PermissionDenied, NotProvisioned (a bucket is missing, or its settings break the
     promises), InvalidName, InvalidSetting. Settings that weaken a promise are logged as warnings.
     """
-    if not isinstance(cast("object", namespace), str) or (namespace and not _NAMESPACE.fullmatch(namespace)):
-        raise InvalidName("namespace", namespace, "use 1 to 64 of A-Z, a-z, 0-9, - and _")
-    _check("replicas", replicas, int, 1, 5)
-    _check("history", history, int, 1, 10**6)
-    _check("retention", retention, (int, float), 0, 10**9)
-    _check("inline_limit", inline_limit, int, 1024, 2**30)
-    _check("connect_timeout", connect_timeout, (int, float), 0.001, 3600)
+    check_number("inline_limit", inline_limit, int, 1024, 2**30)
+    check_number("connect_timeout", connect_timeout, (int, float), 0.001, 3600)
     if provision is not True and provision is not False:
         raise InvalidSetting(f"provision={provision!r}: use True or False")
     worker = worker if worker is not None else f"{socket.gethostname()}/{os.getpid()}"
@@ -170,6 +156,7 @@ async def connect(
         raise InvalidSetting(f"worker={worker!r}: use up to 200 printable characters")
     servers = checked_servers(servers_or_client, connection)
     options = CallOptions(lease=lease)
+    stores = wanted(namespace=namespace, replicas=replicas, history=history, retention=retention)
     if not callable(digest):
         raise InvalidSetting(f"digest={digest!r}: use sha256_hex or hmac_digest(secret)")
     payloads_name = f"{namespace}-receipt-payloads" if namespace else "receipt-payloads"
@@ -178,12 +165,9 @@ async def connect(
     notices_name = f"{namespace}-notices" if namespace else "notices"
     async with opened(servers, connect_timeout=connect_timeout, options=connection) as link:
         if provision:
-            spec = BucketSpec(bucket_name, replicas, history, retention)
-            await make(link, spec, lease=options.lease, timeout=connect_timeout)
-            await make(link, spec._replace(name=notices_name), lease=options.lease, timeout=connect_timeout)
-            await provision_objects(link, spec._replace(name=payloads_name), timeout=connect_timeout)
-            of_sessions = spec._replace(name=stream_name, of_sessions=True)
-            await make(link, of_sessions, lease=options.lease, timeout=connect_timeout)
+            check_usable(stores, lease=options.lease)
+            for store in stores:
+                await make(link, store.name, store.config, timeout=connect_timeout)
         bucket, findings = await bind(link, bucket_name, lease=options.lease, timeout=connect_timeout)
         notices, notices_findings = await bind(link, notices_name, lease=options.lease, timeout=connect_timeout)
         objects = await bind_objects(link, payloads_name, timeout=connect_timeout)

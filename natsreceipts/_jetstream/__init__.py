@@ -25,9 +25,12 @@ from natsreceipts._jetstream.settings import (
     Finding,
     bind,
     bind_objects,
+    config_of,
     findings,
-    provision,
-    provision_objects,
+    make,
+    objects_config,
+    objects_findings,
+    stream_config,
 )
 
 __all__ = [
@@ -52,8 +55,11 @@ __all__ = [
     "bind",
     "bind_objects",
     "checked_servers",
+    "config_of",
     "findings",
+    "make",
+    "objects_config",
+    "objects_findings",
     "opened",
-    "provision",
-    "provision_objects",
+    "stream_config",
 ]

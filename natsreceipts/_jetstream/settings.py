@@ -6,6 +6,7 @@ Made through the stream API, because nats-py's KV configuration cannot say them 
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import from_json, to_json
@@ -13,12 +14,12 @@ from pydantic_core import from_json, to_json
 from natsreceipts._jetstream.bucket import JetStreamBucket, api_error, stream_of, subjects_of
 from natsreceipts._jetstream.connection import Connection, NoResponders, NotSent
 from natsreceipts._jetstream.objects import JetStreamObjects
-from natsreceipts.errors import InvalidSetting, NotProvisioned, PermissionDenied, Unreachable
+from natsreceipts.errors import NotProvisioned, PermissionDenied, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MIN_HISTORY", "BucketSpec", "Finding", "bind", "findings", "provision", "stream_config"]
+__all__ = ["MIN_HISTORY", "BucketSpec", "Finding", "bind", "findings", "make", "stream_config"]
 
 MIN_HISTORY = 8
 """Revisions of a key that a bucket keeps. A settle whose answer was lost is recognised among them."""
@@ -152,18 +153,11 @@ async def bind(
     return bucket, found
 
 
-async def provision(connection: Connection, spec: BucketSpec, *, lease: float, timeout: float) -> None:
-    """Make the bucket unless it is there. An existing one is never changed.
+async def make(connection: Connection, bucket: str, config: dict[str, Any], *, timeout: float) -> None:
+    """Make a stream unless it is there; one that is there is never changed. ``bucket`` is what errors call it.
 
-    Raises InvalidSetting for a spec that `findings` would refuse, NotProvisioned where the server refuses it.
+    Raises NotProvisioned where the server refuses it, Unreachable, PermissionDenied.
     """
-    config = stream_config(spec)
-    for finding in findings(config, lease=lease, of_sessions=spec.of_sessions):
-        raise InvalidSetting(f"bucket {spec.name!r}: {finding.text}")
-    await _create(connection, spec.name, config, timeout)
-
-
-async def _create(connection: Connection, bucket: str, config: dict[str, Any], timeout: float) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     subject = f"$JS.API.STREAM.CREATE.{config['name']}"
@@ -195,6 +189,31 @@ def objects_config(spec: BucketSpec) -> dict[str, Any]:
     }
 
 
+def objects_findings(config: Mapping[str, Any], *, retention: float) -> list[Finding]:
+    """What is weaker in an object store's stream than it should be, for receipts kept for ``retention`` seconds."""
+    age = config.get("max_age", 0) / _NANOSECONDS
+    weaker = {
+        "is held in memory: payloads are gone with the server": config.get("storage") == "memory",
+        "has max_bytes: a full store refuses the payloads of settles": config.get("max_bytes", -1) > 0,
+        f"drops payloads after {age:g} s, before the receipts that name them": 0 < age < (retention or inf),
+    }
+    return [Finding(False, text) for text, applies in weaker.items() if applies]
+
+
+async def config_of(connection: Connection, stream: str, name: str, *, timeout: float) -> dict[str, Any] | None:
+    """The configuration of a stream, None where it is missing. ``name`` is what errors call it.
+
+    Raises Unreachable, PermissionDenied.
+    """
+    answer = await _api(connection, f"$JS.API.STREAM.INFO.{stream}", {}, name, timeout)
+    error = api_error(answer)
+    if error is None:
+        return answer["config"]
+    if error.code == _STREAM_NOT_FOUND:
+        return None
+    raise Unreachable(f"the settings of {name!r} could not be read: {error}").because(error) from error
+
+
 async def bind_objects(connection: Connection, name: str, *, timeout: float) -> JetStreamObjects:
     """The object store ``name``. Raises NotProvisioned where it is missing, Unreachable, PermissionDenied."""
     error = api_error(await _api(connection, f"$JS.API.STREAM.INFO.OBJ_{name}", {}, name, timeout))
@@ -203,11 +222,6 @@ async def bind_objects(connection: Connection, name: str, *, timeout: float) -> 
             raise NotProvisioned(name).because(error) from error
         raise Unreachable(f"object store {name!r} could not be looked at: {error}").because(error) from error
     return JetStreamObjects(connection, name)
-
-
-async def provision_objects(connection: Connection, spec: BucketSpec, *, timeout: float) -> None:
-    """Make the object store unless it is there. Raises NotProvisioned where the server refuses it."""
-    await _create(connection, spec.name, objects_config(spec), timeout)
 
 
 async def _api(
