@@ -37,7 +37,7 @@ from natsreceipts.server_time import ServerTime
 from natsreceipts.wire import Payload, ReceiptRecord, ResolvedBy, Status, encode_payload
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from natsreceipts._jetstream import Bucket
     from natsreceipts.announce import Announcer
@@ -181,7 +181,7 @@ class ReceiptStore:
         run: str | None = None,
         tool: str | None = None,
         unreadable: Callable[[NatsReceiptsError], None] | None = None,
-    ) -> AsyncIterator[Receipt]:
+    ) -> AsyncGenerator[Receipt, None]:
         """The receipts that match, as they stand, and then every further revision in order, for ever.
 
         Lives through a server restart: a subscription is only the hint, and what is yielded is read from the

@@ -1,23 +1,56 @@
-"""The commands."""
+"""The program: its groups of verbs, and the verbs that belong to none."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, NoReturn
+import importlib
+from importlib.metadata import version as installed
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from natsreceipts.cli.exits import Exit
+from natsreceipts.cli.up import add_up
+from natsreceipts.cli.verb import CONTEXT_SETTINGS, show_help, with_flags
 from natsreceipts.errors import ServerUnavailable
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+_GROUPS = {"receipts": ("receipts", "show", "resolve")}
+"""Name → the modules that make its verbs; the first one makes the group."""
+
+_EXITS = "Exit status: " + "; ".join(f"{code.value} {code.meaning}" for code in Exit) + "."
+
+app = typer.Typer(context_settings=CONTEXT_SETTINGS, pretty_exceptions_enable=False)
 
 
-@app.callback()
-def natsreceipts() -> None:
-    """Tool-call receipts for AI agents on NATS JetStream."""
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"natsreceipts {installed('natsreceipts')}")
+        raise typer.Exit
+
+
+@with_flags
+def _natsreceipts(
+    ctx: typer.Context,
+    flags: dict[str, Any],
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    ctx.obj = flags
+    show_help(ctx)
+
+
+_natsreceipts.__doc__ = "Tool-call receipts for AI agents on NATS JetStream."
+app.callback(invoke_without_command=True, epilog=_EXITS)(_natsreceipts)
+
+add_up(app)
+
+for _name, _modules in _GROUPS.items():
+    _made = [importlib.import_module(f"natsreceipts.cli.{module}") for module in _modules]
+    app.add_typer(_made[0].app, name=_name)
 
 
 @app.command()
@@ -38,18 +71,19 @@ def demo(
     except ModuleNotFoundError as missing:
         if (missing.name or "").startswith("natsreceipts"):
             raise
-        _give_up(f"the demo needs {missing.name}, which is not installed. Run: pip install 'natsreceipts[demo]'")
+        typer.echo(
+            f"natsreceipts: the demo needs {missing.name}, which is not installed. "
+            f"Run: pip install 'natsreceipts[demo]'",
+            err=True,
+        )
+        raise typer.Exit(Exit.FAILED) from None
     try:
         code = asyncio.run(run(Console(highlight=False), guarded=not without_receipts, keep=keep))
     except ServerUnavailable as unavailable:
-        _give_up(str(unavailable))
+        typer.echo(f"natsreceipts: {unavailable}", err=True)
+        code = Exit.FAILED
     except KeyboardInterrupt:
-        code = 130
+        code = Exit.INTERRUPTED
     except asyncio.CancelledError:  # SIGTERM
         code = 143
     raise typer.Exit(code)
-
-
-def _give_up(why: str) -> NoReturn:
-    typer.echo(f"natsreceipts: {why}", err=True)
-    raise typer.Exit(1)

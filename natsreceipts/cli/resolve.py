@@ -1,0 +1,129 @@
+"""``natsreceipts receipts resolve``: settle a call whose outcome nobody knows, on the revision that was looked at."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from natsreceipts.cli.exits import Exit, Failure
+from natsreceipts.cli.output import plain
+from natsreceipts.cli.receipts import app
+from natsreceipts.cli.shapes import wire_json
+from natsreceipts.cli.show import Found, Key, looked_up, tell_history
+from natsreceipts.cli.story import claimed_by_not_applied, status_of
+from natsreceipts.cli.verb import AsJson, Session, verb
+from natsreceipts.errors import StaleRevision
+
+if TYPE_CHECKING:
+    from natsreceipts.receipt import Receipt
+
+__all__: list[str] = []
+
+
+@verb(app, "resolve")
+def resolve(
+    session: Session,
+    key: Key,
+    by: Annotated[str, typer.Option(help="Who settles it: stays on record.", show_default=False)],
+    reason: Annotated[str, typer.Option(help="Why: stays on record.", show_default=False)],
+    completed: Annotated[
+        str | None,
+        typer.Option(help="It took effect, and this is its result: JSON, @FILE, or @- for the input.", metavar="JSON"),
+    ] = None,
+    not_applied: Annotated[
+        bool, typer.Option("--not-applied", help="It did not take effect and no longer can: it may be tried again.")
+    ] = False,
+    even_if_running: Annotated[
+        bool, typer.Option("--even-if-running", help="Also over a live lease. Stop its worker first.")
+    ] = False,
+    revision: Annotated[int | None, typer.Option(help="Settle this revision, and no other.", metavar="N")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, for scripts: needs --revision.")] = False,
+    json: AsJson = False,
+) -> Exit:
+    """Settle a call whose outcome nobody knows.
+
+    It shows the revision that it will settle and asks; the write is refused if the receipt has moved on since.
+    """
+    if not_applied == (completed is not None):
+        raise Failure("say one of --completed JSON (it took effect) and --not-applied", Exit.USAGE)
+    if yes and revision is None:
+        raise Failure(
+            "--yes needs --revision N, the one that you looked at with `natsreceipts receipts show`", Exit.USAGE
+        )
+    outcome: dict[str, Any] = {"not_applied": True} if not_applied else {"completed": _result(completed or "")}
+    if not yes:
+        revision = _asked(session, key, revision, outcome, even_if_running=even_if_running)
+    assert revision is not None
+    session.interrupted = f"stopped by Ctrl-C; whether it was settled shows `natsreceipts receipts show {key}`"
+    settled = session.run(
+        _settled(session, key, revision=revision, by=by, reason=reason, even_if_running=even_if_running, **outcome)
+    )
+    if json:
+        session.out.json(wire_json(settled))
+    else:
+        what = "every later attempt gets that result" if completed is not None else "the next attempt executes it again"
+        session.out.line(f"settled as {settled.status} at revision {settled.revision}: {what}")
+    return Exit.DONE
+
+
+def _result(given: str) -> Any:
+    """The result that is recorded. Raises `Failure`."""
+    text = given
+    try:
+        if given.startswith("@"):
+            text = sys.stdin.read() if given == "@-" else Path(given[1:]).read_text(encoding="utf-8")
+        return jsonlib.loads(text)
+    except OSError as error:
+        raise Failure(f"--completed {given}: {error}", Exit.USAGE) from error
+    except (ValueError, RecursionError) as error:
+        raise Failure(
+            f"--completed is no JSON ({error}): write a text in double quotes ('\"done\"'), and null where there is no "
+            f"result",
+            Exit.USAGE,
+        ) from error
+
+
+def _asked(session: Session, key: str, revision: int | None, outcome: dict[str, Any], *, even_if_running: bool) -> int:
+    """Show what would be settled, ask, and give the revision that was shown. Raises `Failure`."""
+    if not sys.stdin.isatty():
+        raise Failure(
+            "nobody is there to ask: look with `natsreceipts receipts show`, then say --yes --revision N", Exit.USAGE
+        )
+    found = session.run(_looked_at(session, key))
+    newest = found.newest
+    if revision is not None and revision != newest.revision:
+        raise StaleRevision(key, revision=revision, current=newest.revision, status=status_of(newest))
+    out = session.out
+    out.line(found.key)
+    tell_history(out, found)
+    out.line()
+    if "completed" in outcome:
+        claim = "You say that this call took effect. Every later attempt gets this result and executes nothing:"
+        out.paragraph(claim)
+        out.line("  " + plain(jsonlib.dumps(outcome["completed"], ensure_ascii=False)))
+    else:
+        out.paragraph(claimed_by_not_applied(found.newest_readable, even_if_running=even_if_running))
+    out.close()
+    if not _agreed(f"Settle revision {newest.revision}, {status_of(newest)}, so? [y/N] "):
+        raise Failure("nothing was settled", Exit.NOT_SETTLED)
+    return newest.revision
+
+
+def _agreed(question: str) -> bool:
+    sys.stdout.write(question)
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+async def _looked_at(session: Session, key: str) -> Found:
+    async with session.toolkit() as toolkit:
+        return await looked_up(toolkit.receipts, key, bucket=session.bucket)
+
+
+async def _settled(session: Session, key: str, **settlement: Any) -> Receipt:
+    async with session.toolkit() as toolkit:
+        return await toolkit.receipts.resolve(key, **settlement)
