@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import os
 import secrets
+import shutil
 import warnings
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -146,6 +147,18 @@ async def nc(server: EmbeddedServer | GivenServer) -> AsyncIterator[Client]:
         yield client
     finally:
         await client.close()
+
+
+@pytest.fixture(scope="session")
+def nats_cli() -> str:
+    """The path of the real ``nats`` CLI. Without it the test is skipped, or fails where it has to be there."""
+    found = shutil.which("nats")
+    if found is None:
+        problem = "needs the nats CLI on the PATH: go install github.com/nats-io/natscli/nats@v0.5.0"
+        if os.environ.get("NATSRECEIPTS_NEEDS_NATS_CLI"):
+            pytest.fail(problem)
+        pytest.skip(problem)
+    return found
 
 
 @pytest.fixture(autouse=True)

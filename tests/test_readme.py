@@ -7,7 +7,6 @@ import asyncio
 import inspect
 import json
 import re
-import shutil
 from pathlib import Path
 
 import nats
@@ -172,10 +171,7 @@ async def test_what_is_ambiguous_is_listed_and_resolved(script, capsys):
         assert await run.execute("send_email", {}, broken) == "<m-1@example.com>"
 
 
-async def test_the_nats_cli_shows_receipts(own_server):
-    nats_cli = shutil.which("nats")
-    if nats_cli is None:
-        pytest.skip("needs the nats CLI on the PATH")
+async def test_the_nats_cli_shows_receipts(own_server, nats_cli):
     async with natsreceipts.connect(own_server.url, provision=True) as toolkit:
         run = toolkit.run("acme", "order-42")
         with pytest.raises(TimeoutError):
