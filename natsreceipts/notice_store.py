@@ -153,23 +153,42 @@ class NoticeStore:
         From any replica, which may lag; with ``whole`` none that the leader has is missing. That there are none is
         said of the bucket that was connected to only.
         """
+        return [*(await self.find(pattern, None, of_interest=of_interest, whole=whole)).values()]
+
+    async def find(
+        self,
+        pattern: str,
+        unreadable: Callable[[NatsReceiptsError], None] | None,
+        *,
+        of_interest: Callable[[Notice], bool] = lambda _: True,
+        whole: bool = False,
+    ) -> dict[str, Notice]:
+        """`list`, by the keys of the specs; what cannot be read goes to ``unreadable``, where that is given."""
         entries, _ = await self.since(f"{pattern}.*", 0)
         keys = [*entries]
         if whole:
             keys += await self._asked(pattern, lambda timeout: self.bucket.keys(f"{pattern}.*", timeout=timeout))
-        found: list[Notice] = []
+        found: dict[str, Notice] = {}
         for stem in {key.rpartition(".")[0]: None for key in keys}:
-            spec, status = entries.get(f"{stem}.spec"), entries.get(f"{stem}.status")
-            if spec is not None and spec.erased:
+            try:
+                notice = await self._found(stem, entries)
+            except (CorruptRecord, UnsupportedRecord) as error:
+                if unreadable is None:
+                    raise
+                unreadable(error)
                 continue
-            notice = self.notice(spec, status) if spec is not None else None
-            if notice is None or _runs_ahead(notice):
-                notice = await self.read(stem)
             if notice is not None and of_interest(notice):
-                found.append(notice)
+                found[f"{stem}.spec"] = notice
         if not found:
             await self.check(pattern)
-        return sorted(found, key=order)
+        return dict(sorted(found.items(), key=lambda one: order(one[1])))
+
+    async def _found(self, stem: str, entries: dict[str, Entry]) -> Notice | None:
+        spec, status = entries.get(f"{stem}.spec"), entries.get(f"{stem}.status")
+        if spec is not None and spec.erased:
+            return None
+        notice = self.notice(spec, status) if spec is not None else None
+        return await self.read(stem) if notice is None or _runs_ahead(notice) else notice
 
     async def fresh(self, entries: dict[str, Entry], known: dict[str, int]) -> dict[str, Notice]:
         """The pending notices among what was read that are not ``known``, by their stem and in order.

@@ -27,9 +27,10 @@ from natsreceipts.notice_store import NoticeStore
 from natsreceipts.notice_table import render_notices
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
     from natsreceipts._jetstream import Bucket
+    from natsreceipts.errors import NatsReceiptsError
 
 __all__ = ["NoticeBoard"]
 
@@ -226,6 +227,38 @@ class NoticeBoard:
     async def list_run(self, *, run: str | None = None) -> _Notices:
         """All notices on a run, whoever they are addressed to, by ``at`` and then by notice id."""
         return await self._store.list(f"{self._prefix(self._run_of(run))}.*.*")
+
+    async def find(
+        self,
+        *,
+        endpoint: str | None = None,
+        run: str | None = None,
+        addressee: str | None = None,
+        unreadable: Callable[[NatsReceiptsError], None] | None = None,
+    ) -> dict[str, Notice]:
+        """The notices of the whole bucket that match, by the keys of their specs, in the order of `list`.
+
+        For people who look after many runs: None stands for any endpoint, run or addressee. Where one cannot be read,
+        ``unreadable`` is called with its CorruptRecord or UnsupportedRecord, or else that is raised.
+        """
+        if endpoint is not None:
+            check_endpoint(endpoint)
+        if run is not None:
+            check_run(run)
+        agent = notice_addressee_id(addressee) if addressee is not None else "*"
+        return await self._store.find(f"notice.{endpoint or '*'}.{run or '*'}.{agent}.*", unreadable)
+
+    async def get(self, key: str) -> Notice | None:
+        """The notice under a key of the bucket (of its spec or its status), as `read`. Raises InvalidName."""
+        parts = key.split(".") if type(cast("object", key)) is str else []
+        if len(parts) != 6 or parts[0] != "notice" or parts[5] not in ("spec", "status"):
+            raise InvalidName("key", key, "it is not notice.<endpoint>.<run>.<addressee id>.<notice id>.spec")
+        _, endpoint, run, addressee_id, notice_id, _ = parts
+        check_endpoint(endpoint)
+        check_run(run)
+        check_notice_id(addressee_id)
+        check_notice_id(notice_id)
+        return await self._store.read(".".join(parts[:5]))
 
     async def pending(self, *, run: str | None = None, addressee: str, by: str | None = None) -> _Notices:
         """The notices to one agent on a run that no turn has carried, by ``at`` and then by notice id.

@@ -19,7 +19,7 @@ from natsreceipts.transcript import RequestView, request_view, tool_calls_of, to
 from natsreceipts.wake import Guarded, Waker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
 
     from natsreceipts._jetstream import Bucket, Entry
     from natsreceipts.attempt import Attempt
@@ -177,7 +177,7 @@ class SessionLog:
             list(self._store.entries.values()),
         )
 
-    async def watch(self) -> AsyncIterator[SessionEntry]:
+    async def watch(self) -> AsyncGenerator[SessionEntry, None]:
         """The entries of the log as it stands, of all branches, and then every further one, for ever.
 
         Lives through a server restart: a subscription is only the hint. Through another log than the one that is

@@ -17,7 +17,7 @@ from natsreceipts.errors import ServerUnavailable
 
 __all__ = ["app"]
 
-_GROUPS = {"receipts": ("receipts", "show", "resolve")}
+_GROUPS = {"receipts": ("receipts", "show", "resolve"), "notices": ("notices",), "sessions": ("sessions",)}
 """Name → the modules that make its verbs; the first one makes the group."""
 
 _EXITS = "Exit status: " + "; ".join(f"{code.value} {code.meaning}" for code in Exit) + "."

@@ -36,7 +36,7 @@ _MEANINGS = {
     Exit.NOT_FOUND: "there is no such record",
     Exit.NO_NATS: "no NATS server answered, or it does not let this user in or do this",
     Exit.NOT_READY: "a bucket is missing, was replaced, or its settings break the promises",
-    Exit.NOT_SETTLED: "nothing was settled: it moved on, is not to be settled, or you said no",
+    Exit.NOT_SETTLED: "nothing was written: it moved on, somebody was first, it is not to be settled, or you said no",
     Exit.UNREADABLE: "a record, or a payload of one, cannot be read; what could be read was printed",
     Exit.INTERRUPTED: "stopped by Ctrl-C",
     Exit.PIPE_CLOSED: "whoever read the output went away",
@@ -52,12 +52,14 @@ class Failure(Exception):
 
 
 _OF_ERRORS: tuple[tuple[Exit, tuple[type[Exception], ...]], ...] = (
-    (Exit.USAGE, (errors.InvalidName, errors.InvalidSetting, errors.NotCanonical)),
+    (Exit.USAGE, (errors.InvalidName, errors.InvalidSetting, errors.InvalidFact, errors.NotCanonical)),
     (Exit.NOT_FOUND, (errors.ReceiptErased,)),
     (Exit.NO_NATS, (errors.Unreachable, errors.PermissionDenied)),
     (Exit.NOT_READY, (errors.NotProvisioned, errors.BucketReplaced)),
-    (Exit.NOT_SETTLED, (errors.StaleRevision, errors.NotResolvable, errors.CallInFlight)),
+    (Exit.NOT_SETTLED, (errors.StaleRevision, errors.NotResolvable, errors.CallInFlight, errors.SessionBusy)),
+    (Exit.NOT_SETTLED, (errors.NoticeConflict, errors.AlreadyConsumed)),
     (Exit.UNREADABLE, (errors.CorruptRecord, errors.UnsupportedRecord, errors.PayloadMissing)),
+    (Exit.UNREADABLE, (errors.InvalidTranscript,)),
 )
 
 

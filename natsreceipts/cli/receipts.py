@@ -14,12 +14,12 @@ from rich.text import Text
 
 from natsreceipts.cli.exits import Exit, Failure
 from natsreceipts.cli.output import STATUS_STYLES, duration, instant, plain
+from natsreceipts.cli.problems import Problems
 from natsreceipts.cli.shapes import wire_json
 from natsreceipts.cli.verb import AsJson, Session, group, verb
 from natsreceipts.wire import Status
 
 if TYPE_CHECKING:
-    from natsreceipts.errors import NatsReceiptsError
     from natsreceipts.receipt import Receipt
     from natsreceipts.server_time import ServerTime
 
@@ -32,22 +32,6 @@ _STATUSES = get_args(Status)
 Tenant = Annotated[str | None, typer.Option(help="Only this tenant's.")]
 RunName = Annotated[str | None, typer.Option("--run", help="Only of runs of this name.")]
 ToolName = Annotated[str | None, typer.Option("--tool", help="Only of this tool.")]
-
-
-class _Problems:
-    """Counts what cannot be read, and says so at once."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.count = 0
-
-    def __call__(self, problem: NatsReceiptsError) -> None:
-        self.count += 1
-        self._session.out.remark(str(problem))
-
-    @property
-    def exit(self) -> Exit:
-        return Exit.UNREADABLE if self.count else Exit.DONE
 
 
 def _row(session: Session, receipt: Receipt, *, left: str = "") -> None:
@@ -81,7 +65,7 @@ async def ls(
         raise Failure("use one of --status, --ambiguous and --stuck", Exit.USAGE)
     if status is not None and status not in _STATUSES:
         raise Failure(f"--status {status}: use one of {', '.join(_STATUSES)}", Exit.USAGE)
-    problems = _Problems(session)
+    problems = Problems(session)
     found = read = 0
     waiting: list[Receipt] = []
     async with session.toolkit() as toolkit:
@@ -136,7 +120,7 @@ async def watch(
 
     A table that is redrawn on a terminal, a line for each in a pipe.
     """
-    problems = _Problems(session)
+    problems = Problems(session)
     async with session.toolkit() as toolkit:
         watched = toolkit.receipts.watch(tenant=tenant, run=run, tool=tool, unreadable=problems)
         async with contextlib.aclosing(watched) as receipts:
@@ -192,7 +176,7 @@ async def stats(
     session: Session, tenant: Tenant = None, run: RunName = None, tool: ToolName = None, json: AsJson = False
 ) -> Exit:
     """Count receipts by status and tool, and what needs a person."""
-    problems = _Problems(session)
+    problems = Problems(session)
     statuses: Counter[str] = Counter()
     tools: dict[str, Counter[str]] = {}
     repeated = stuck = 0

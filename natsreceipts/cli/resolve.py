@@ -37,6 +37,9 @@ def resolve(
     not_applied: Annotated[
         bool, typer.Option("--not-applied", help="It did not take effect and no longer can: it may be tried again.")
     ] = False,
+    notify: Annotated[
+        str | None, typer.Option(help="File a notice of it to this agent, whose call it was.", metavar="AGENT")
+    ] = None,
     even_if_running: Annotated[
         bool, typer.Option("--even-if-running", help="Also over a live lease. Stop its worker first.")
     ] = False,
@@ -59,9 +62,8 @@ def resolve(
         revision = _asked(session, key, revision, outcome, even_if_running=even_if_running)
     assert revision is not None
     session.interrupted = f"stopped by Ctrl-C; whether it was settled shows `natsreceipts receipts show {key}`"
-    settled = session.run(
-        _settled(session, key, revision=revision, by=by, reason=reason, even_if_running=even_if_running, **outcome)
-    )
+    said = {"by": by, "reason": reason, "notify": notify, "even_if_running": even_if_running, **outcome}
+    settled = session.run(_settled(session, key, revision=revision, **said))
     if json:
         session.out.json(wire_json(settled))
     else:

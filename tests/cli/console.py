@@ -11,15 +11,17 @@ import sys
 from pathlib import Path
 
 import nats
-from support import record_of
+from program import Terminal
+from support import Message, record_of
 
-from natsreceipts import connect
+from natsreceipts import AmbiguousCall, connect
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 _VARIES = (
     (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?Z?", "TIME"),
+    (r"\b\d\d:\d\d:\d\d\b", "TIME"),
     (r"\b[0-9a-f]{24}\b", "NONCE"),
     (r"\b\d+(\.\d)? (ms|s|m|h|d)( \d+ (s|m|h))?", "LONG"),
     (r" {2,}", "  "),  # columns behind something that varies
@@ -59,8 +61,23 @@ async def play(url):
         over = run.key("make_pdf", {})
         record = record_of(over, leaseMs=1, holder={"token": "0" * 24, "worker": "host-b/7"})
         await client.jetstream().publish(f"$KV.receipts.{over.kv_key}", json.dumps(record).encode())
+        with contextlib.suppress(AmbiguousCall):
+            async with toolkit.delivery(Message(), operator="ops"):
+                await other.execute("charge_card", {"cents": 500}, charge)
+        (notice,) = await toolkit.notices.find(addressee="ops")
+        await converse(toolkit)
         keys = {name: of.key("charge_card", args).kv_key for name, (of, args) in calls.items()}
-        return keys | {"MAIL": run.key("send_email", {"to": "ann@example.com"}).kv_key}
+        return keys | {"MAIL": run.key("send_email", {"to": "ann@example.com"}).kv_key, "NOTICE": notice}
+
+
+async def converse(toolkit):
+    """A session that is cut off after its call was carried out."""
+    log, run = toolkit.sessions.open("acme", "chat-7"), toolkit.run("acme", "chat-7")
+    await log.append({"role": "user", "content": "Tell Ann that order 42 is on its way."})
+    asked = {"type": "toolCall", "id": "call_0", "name": "send_email", "arguments": {"to": "ann@example.com"}}
+    await log.append({"role": "assistant", "content": [{"type": "text", "text": "I do."}, asked]}, run=run)
+    async with run.call("send_email", {"to": "ann@example.com"}) as call:
+        call.result = {"id": "m-7"}
 
 
 class Shell:
@@ -82,6 +99,11 @@ class Shell:
     async def run(self, command, lines):
         """What a command prints; one that runs on is ended after so many lines."""
         script = f'set -o pipefail; natsreceipts() {{ "$PYTHON" -m natsreceipts "$@"; }}; {command}'
+        if " stream view " in command:  # which pages, and wants a terminal for that
+            shell = ("/bin/bash", "-c", script)
+            async with Terminal.of(command=shell, columns=1000, cwd=self._folder, **self._env) as terminal:
+                await terminal.end()
+            return terminal.seen.replace("\r\n", "\n")
         process = await asyncio.create_subprocess_exec(
             *("/bin/bash", "-c", script),
             cwd=self._folder,

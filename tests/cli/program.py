@@ -95,13 +95,19 @@ class Terminal:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def of(cls, *arguments, columns=80, rows=24, **env):
+    async def of(cls, *arguments, command=PROGRAM, columns=80, rows=24, cwd=None, **env):
         main, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         environment = {"TERM": "xterm", **{name: os.environ[name] for name in os.environ if name != "TERM"}, **env}
         try:
             process = await asyncio.create_subprocess_exec(
-                *PROGRAM, *map(str, arguments), stdin=terminal, stdout=terminal, stderr=terminal, env=environment
+                *command,
+                *map(str, arguments),
+                stdin=terminal,
+                stdout=terminal,
+                stderr=terminal,
+                env=environment,
+                cwd=cwd,
             )
         finally:
             os.close(terminal)

@@ -20,6 +20,7 @@ from natsreceipts.cli.exits import Exit, exit_of
 from natsreceipts.errors import NatsReceiptsError, PermissionDenied, StaleRevision, Unreachable
 
 KEY = "acme.order-42.send." + "0" * 64
+NOTICE = f"notice.local.run-1.{'A' * 43}.{'B' * 43}.spec"
 NOWHERE = ("--server", "nats://127.0.0.1:1", "--timeout", "300ms")
 
 VERBS = [
@@ -28,6 +29,13 @@ VERBS = [
     ("receipts", "watch"),
     ("receipts", "stats"),
     ("receipts", "resolve", KEY, "--not-applied", "--by", "a", "--reason", "b", "--yes", "--revision", "1"),
+    ("notices", "ls"),
+    ("notices", "show", NOTICE),
+    ("notices", "consume", NOTICE, "--by", "t"),
+    ("sessions", "ls"),
+    ("sessions", "show", "acme.chat"),
+    ("sessions", "tail", "acme.chat"),
+    ("sessions", "wake", "acme.chat", "--dry-run"),
     ("up",),
 ]
 
@@ -204,7 +212,7 @@ async def test_help_of_every_group_and_verb():
         ended = await Cli()(*verb, "--help")
         assert (ended.code, ended.err) == (0, "")
         assert "Usage: natsreceipts" in ended.out
-    for group in ((), ("receipts",)):
+    for group in ((), ("receipts",), ("notices",), ("sessions",)):
         ended = await Cli()(*group)
         assert ended.code == 0
         assert "Usage: natsreceipts" in ended.out

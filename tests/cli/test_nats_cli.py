@@ -6,7 +6,7 @@ import json
 import os
 
 import pytest
-from program import Cli, program
+from program import Cli, Terminal, program, started
 from support import Effect
 
 from natsreceipts import CorruptRecord, ReceiptErased, connect
@@ -119,8 +119,6 @@ async def test_contexts_that_it_made(nats, own_server, toolkit, key, monkeypatch
 
 
 async def test_watching(nats, toolkit, key, own_server, nats_cli):
-    from program import started
-
     process = await started("kv", "watch", "receipts", "--server", own_server.url, command=(nats_cli,))
     try:
         line = (await process.stdout.readline()).decode()
@@ -128,3 +126,13 @@ async def test_watching(nats, toolkit, key, own_server, nats_cli):
         process.kill()
         await process.communicate()
     assert f"PUT receipts > {key}: " in line
+
+
+async def test_sessions_on_a_terminal(nats_cli, own_server, toolkit):
+    log = toolkit.sessions.open("acme", "chat")
+    await log.append({"role": "user", "content": "hello"})
+    view = (nats_cli, "stream", "view", "SESSIONS", "--server", own_server.url)
+    async with Terminal.of(command=view, columns=200) as terminal:
+        await terminal.end()
+    assert "Subject: sessions.acme.chat" in terminal.seen
+    assert '"body":{"role":"user","content":"hello"}' in terminal.seen
