@@ -297,7 +297,7 @@ async def waking(session: SessionLog) -> None:
     reconciled = await natsreceipts.reconcile_interrupted_session(session, {"search": "read"}, {"call_2"}, started=[])
     assert_type(reconciled, ReconcileReport)
     assert_type(await natsreceipts.append_interruption_marker(session, tool_use_in_flight=False), str)
-    await session.wake(guarded=[asynchronous])  # pyright: ignore[reportArgumentType]
+    await session.wake(guarded=[asynchronous])
     await session.interrupt()  # pyright: ignore[reportCallIssue]
     await natsreceipts.append_interruption_marker(session)  # pyright: ignore[reportCallIssue]
 
