@@ -85,6 +85,23 @@ class NoticeStore:
         """The newest revision of a key, from the leader."""
         return await self._asked(key, lambda timeout: self.bucket.newest(key, timeout=timeout), pace)
 
+    async def written_once(self, key: str) -> Entry | None:
+        """The revision of a key that is written once. That there is none, the leader and a replica have to say twice.
+
+        A leader that was deposed goes on answering for a while, of a time before the key was written (measured): a
+        single read proves nothing.
+        """
+        pace = self._pace()
+        for _ in range(2):
+            for leader in (True, False):
+                found = await self._asked(
+                    key, lambda timeout, leader=leader: self.bucket.newest(key, timeout=timeout, leader=leader), pace
+                )
+                if found is not None:
+                    return found
+            await pace.pause()
+        return None
+
     async def create(self, key: str, value: bytes, *, done: str, again: str, since: int = 0) -> Entry | None:
         """Write ``value`` as the first revision of ``key``; None: it is. Else the newest of what stands there.
 

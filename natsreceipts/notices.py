@@ -189,7 +189,7 @@ class NoticeBoard:
         check_text("by", by)
         if at is not None:
             check_instant("at", at)
-        spec = await self._store.newest(f"{stem}.spec")
+        spec = await self._store.written_once(f"{stem}.spec")
         if spec is None:
             await self._store.check(f"{stem}.spec")
             raise InvalidName("notice_id", notice_id, f"no notice stands under {stem}.spec")

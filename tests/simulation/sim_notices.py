@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["STALE", "NoticeJudge", "courier", "end_notices"]
 
-STALE = "consume says from a stale read that nothing was filed"
+STALE = "consume says from stale reads that nothing was filed"
+"""Four reads of two servers, all of them from before the filing: reads prove nothing, and none is left to ask."""
 
 _TO = "agent:ops"
 

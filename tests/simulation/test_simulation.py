@@ -31,12 +31,6 @@ def test_no_schedule_breaks_a_promise(kind: str) -> None:
     assert found.faults
 
 
-@pytest.mark.parametrize("kind", ["notices"])
-@pytest.mark.xfail(reason="on file: a consumption after a stale read")
-def test_no_mistake_is_on_file(kind: str) -> None:
-    assert walk(range(120), kind=kind, shrink=False, forgive=False).problem is None
-
-
 @pytest.mark.faults
 @pytest.mark.timeout(1200)
 def test_no_schedule_of_a_long_run_breaks_a_promise() -> None:
