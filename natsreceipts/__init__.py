@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from natsreceipts.decision import Effect, Landed, NotLanded, Unknown
 from natsreceipts.dialects.base import ToolCall
+from natsreceipts.doctor import Finding, examine
 from natsreceipts.embedded import EmbeddedServer, embedded
 from natsreceipts.entries import SessionEntry
 from natsreceipts.errors import (
@@ -105,6 +106,7 @@ __all__ = [
     "EmbeddedServer",
     "ErrorKind",
     "FiledNotice",
+    "Finding",
     "InterruptedResult",
     "InvalidFact",
     "InvalidName",
@@ -168,6 +170,7 @@ __all__ = [
     "closable_by_append",
     "connect",
     "embedded",
+    "examine",
     "find_orphan_tool_calls",
     "hmac_digest",
     "interrupted_result_message",

@@ -80,7 +80,7 @@ _log = logging.getLogger("natsreceipts")
 CLAIM_PATIENCE = 15.0
 """Seconds that a claim is tried for: writes are out for 4 to 10 s in a failover (measured)."""
 
-_ROOM = 4096
+ROOM = 4096
 """Bytes kept free below the server's max_payload for a record's headers and for what is not payload."""
 
 _GIVEN_UP = 10_000
@@ -97,7 +97,7 @@ class Attempts:
         """Which stream the entries stand in that calls here may name."""
         self._bucket = bucket
         self._payloads = payloads
-        self._inline_limit = min(payloads.inline_limit, bucket.max_payload - _ROOM)
+        self._inline_limit = min(payloads.inline_limit, bucket.max_payload - ROOM)
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._worker_json = to_json(worker)

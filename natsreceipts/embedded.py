@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import secrets
 import shutil
 import signal
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from natsreceipts.errors import ServerUnavailable
+from natsreceipts.server_version import OLDEST_SERVER, version_in
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["EmbeddedServer", "embedded"]
 
 _HOST = "127.0.0.1"
-_OLDEST = (2, 11)
 _PORTS = range(10_000, 32_000)
 """Below every system's ephemeral ports: no outgoing connection takes one of these between a stop and a
 restart, and a client that reconnects to a stopped server cannot end up connected to itself."""
@@ -532,7 +531,7 @@ async def _find_executable(given: Path | str | None, timeout: float) -> str:
         if found is None:
             raise ServerUnavailable(f"{named_by} names {chosen!r}, and there is no such program. {_how_to_get_one()}")
         version = await _version(found, timeout)
-        if version[:2] < _OLDEST:
+        if version[:2] < OLDEST_SERVER:
             raise ServerUnavailable(f"{_too_old(found, version)}. {_how_to_get_one()}")
         return found
     tried: list[str] = []
@@ -541,7 +540,7 @@ async def _find_executable(given: Path | str | None, timeout: float) -> str:
             tried.append(where)
             continue
         version = await _version(found, timeout)
-        if version[:2] >= _OLDEST:
+        if version[:2] >= OLDEST_SERVER:
             return found
         tried.append(_too_old(found, version))
     raise ServerUnavailable(f"no usable nats-server found (tried: {'; '.join(tried)}). {_how_to_get_one()}")
@@ -576,15 +575,16 @@ async def _version(executable: str, timeout: float) -> tuple[int, ...]:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ServerUnavailable(f"{executable} cannot be asked for its version: {error}") from error
         said = asked.stdout.decode(errors="replace")
-        match = re.search(r"\bv?(\d+)\.(\d+)\.(\d+)", said)
-        if match is None:
+        version = version_in(said)
+        if version is None:
             raise ServerUnavailable(f"{executable} does not look like a nats-server: its --version says {said!r}")
-        _versions[known] = tuple(int(part) for part in match.groups())
+        _versions[known] = version
     return _versions[known]
 
 
 def _too_old(executable: str, version: tuple[int, ...]) -> str:
-    return f"{executable} is version {'.'.join(map(str, version))}, and 2.11 is the oldest that will do"
+    found, oldest = (".".join(map(str, numbers)) for numbers in (version, OLDEST_SERVER))
+    return f"{executable} is version {found}, and {oldest} is the oldest that will do"
 
 
 def _how_to_get_one() -> str:

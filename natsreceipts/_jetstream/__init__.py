@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from natsreceipts._jetstream.bucket import JetStreamBucket
 from natsreceipts._jetstream.connection import Connection, checked_servers, opened
-from natsreceipts._jetstream.objects import JetStreamObjects
+from natsreceipts._jetstream.objects import JetStreamObjects, ObjectMeta
+from natsreceipts._jetstream.probes import subject_pages, try_publish, try_request, try_request_many
 from natsreceipts._jetstream.seam import (
     Accepted,
     Bucket,
@@ -25,8 +26,10 @@ from natsreceipts._jetstream.settings import (
     Finding,
     bind,
     bind_objects,
+    bucket_of,
     config_of,
     findings,
+    info_of,
     make,
     objects_config,
     objects_findings,
@@ -47,6 +50,7 @@ __all__ = [
     "JetStreamBucket",
     "JetStreamObjects",
     "ObjectInfo",
+    "ObjectMeta",
     "Objects",
     "Outcome",
     "Refused",
@@ -54,12 +58,18 @@ __all__ = [
     "Unknown",
     "bind",
     "bind_objects",
+    "bucket_of",
     "checked_servers",
     "config_of",
     "findings",
+    "info_of",
     "make",
     "objects_config",
     "objects_findings",
     "opened",
     "stream_config",
+    "subject_pages",
+    "try_publish",
+    "try_request",
+    "try_request_many",
 ]

@@ -229,6 +229,21 @@ class Connection:
         except (nats.errors.Error, OSError) as error:
             raise Unreachable(f"the connection to NATS refused a subscription: {error}").because(error) from error
 
+    async def try_subscribe(self, subject: str, *, timeout: float) -> None:
+        """Subscribe to a subject for a moment. Raises PermissionDenied where that is refused, Unreachable."""
+        subscription = await self.subscribe(subject, _ignore)
+        try:
+            for _ in range(2):
+                await self._client.flush(timeout=max(1, round(timeout)))
+        except (TimeoutError, nats.errors.Error, OSError) as error:
+            raise Unreachable(f"the NATS server did not answer within {timeout:.0f} s").because(error) from error
+        finally:
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await subscription.unsubscribe()
+        denied = self._last_denied(subject)
+        if denied is not None and denied.operation == "subscribe":
+            raise denied
+
     async def _subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> Subscription:
         return await self._client.subscribe(subject, cb=callback)  # pyright: ignore[reportUnknownMemberType]
 
@@ -298,6 +313,10 @@ class Connection:
                 waiting.future.set_exception(
                     denied if alone else Unreachable("a request may not have been permitted").because(denied)
                 )
+
+
+async def _ignore(_msg: Msg) -> None:
+    pass
 
 
 def _verb(operation: str) -> str:

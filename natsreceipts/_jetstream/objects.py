@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
@@ -22,12 +22,21 @@ from natsreceipts.errors import PermissionDenied, Unreachable
 if TYPE_CHECKING:
     from natsreceipts._jetstream.connection import Connection, Reply
 
-__all__ = ["JetStreamObjects"]
+__all__ = ["JetStreamObjects", "ObjectMeta"]
 
 _CHUNK = 128 * 1024
 _PAGE = 32
 """Chunks asked for in one request: 4 MiB."""
 _STREAM_NOT_FOUND = 10059
+
+
+class ObjectMeta(NamedTuple):
+    """What stands in the store under a name: where its chunks are, their digest, and when it was written."""
+
+    nuid: str
+    digest: str | None
+    stamp: str
+    """The server's timestamp (RFC 3339, UTC)."""
 
 
 class JetStreamObjects:
@@ -64,21 +73,10 @@ class JetStreamObjects:
 
     async def get(self, info: ObjectInfo, *, timeout: float) -> bytes | None:
         """An object's bytes; None where it is gone or is not what was stored (see the seam)."""
-        try:
-            reply = await self._request(f"{self._direct_get}.{self._meta(info.name)}", b"", timeout)
-        except Unreachable:
-            if await self._deleted(timeout):
-                return None
-            raise
-        if (reply.headers or {}).get("Status") == "404":
+        meta = await self.look(info.name, timeout=timeout)
+        if meta is None or meta.digest != info.digest:
             return None
-        try:
-            meta: dict[str, Any] = from_json(reply.data)
-            nuid = str(meta["nuid"])
-        except (ValueError, KeyError, TypeError):
-            return None
-        if meta.get("deleted") or meta.get("digest") != info.digest:
-            return None
+        nuid = meta.nuid
         data = bytearray()
         sequence, whole = 0, False
         while not whole:
@@ -91,6 +89,30 @@ class JetStreamObjects:
             whole = end.get("Nats-Num-Pending") == "0" or not replies
         digest = "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
         return bytes(data) if digest == info.digest else None
+
+    async def look(self, name: str, *, timeout: float) -> ObjectMeta | None:
+        """What stands there under a name, without its bytes; None where there is nothing, or no more. As `get`."""
+        try:
+            reply = await self._request(f"{self._direct_get}.{self._meta(name)}", b"", timeout)
+        except Unreachable:
+            if await self._deleted(timeout):
+                return None
+            raise
+        headers = reply.headers or {}
+        if headers.get("Status") == "404":
+            return None
+        try:
+            meta: dict[str, Any] = from_json(reply.data)
+            if meta.get("deleted"):
+                return None
+            return ObjectMeta(str(meta["nuid"]), meta.get("digest"), headers.get("Nats-Time-Stamp", ""))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    async def chunk_time(self, nuid: str, *, timeout: float) -> str | None:
+        """The server's timestamp of the newest chunk under ``nuid``, None where there is none. As `get`."""
+        reply = await self._request(f"{self._direct_get}.{self._subject}.C.{nuid}", b"", timeout)
+        return (reply.headers or {}).get("Nats-Time-Stamp")
 
     async def _deleted(self, timeout: float) -> bool:
         """Whether the server says that the whole store is gone."""

@@ -19,7 +19,21 @@ from natsreceipts.errors import NotProvisioned, PermissionDenied, Unreachable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MIN_HISTORY", "BucketSpec", "Finding", "bind", "findings", "make", "stream_config"]
+__all__ = [
+    "MIN_HISTORY",
+    "BucketSpec",
+    "Finding",
+    "bind",
+    "bind_objects",
+    "bucket_of",
+    "config_of",
+    "findings",
+    "info_of",
+    "make",
+    "objects_config",
+    "objects_findings",
+    "stream_config",
+]
 
 MIN_HISTORY = 8
 """Revisions of a key that a bucket keeps. A settle whose answer was lost is recognised among them."""
@@ -29,6 +43,10 @@ _NAME_IN_USE = 10058
 _NANOSECONDS = 1_000_000_000
 _PATIENCE = 2.0
 """Seconds after which a request that makes something is made again."""
+
+_PER_KEY = "max_msgs_per_subject"
+_FILLS = "a full bucket takes claims and then refuses their settles"
+_ASYNC = "acknowledges before it writes (persist_mode async)"
 
 
 class BucketSpec(NamedTuple):
@@ -49,6 +67,8 @@ class Finding(NamedTuple):
 
     refused: bool
     text: str
+    setting: str
+    """The stream's setting that it is about."""
 
 
 def stream_config(spec: BucketSpec) -> dict[str, Any]:
@@ -78,38 +98,52 @@ def findings(config: Mapping[str, Any], *, lease: float, of_sessions: bool = Fal
     found: list[Finding] = []
     history = config.get("max_msgs_per_subject", -1)
     if of_sessions and history > 0:
-        found.append(Finding(True, f"keeps {history} entries of a session, and must keep them all"))
+        found.append(Finding(True, f"keeps {history} entries of a session, and must keep them all", _PER_KEY))
     elif 0 < history < MIN_HISTORY:
-        found.append(Finding(True, f"keeps {history} revisions of a key, and at least {MIN_HISTORY} are needed"))
+        found.append(
+            Finding(True, f"keeps {history} revisions of a key, and at least {MIN_HISTORY} are needed", _PER_KEY)
+        )
     age = config.get("max_age", 0) / _NANOSECONDS
     if age and age < 10 * lease:
         found.append(
             Finding(
                 True,
                 f"drops receipts after {age:g} s, which is less than 10 leases of {lease:g} s: calls could run again",
+                "max_age",
             )
         )
     if config.get("retention", "limits") != "limits":
-        found.append(
-            Finding(True, f"has retention {config['retention']!r}, and must keep what nobody consumed (limits)")
-        )
+        text = f"has retention {config['retention']!r}, and must keep what nobody consumed (limits)"
+        found.append(Finding(True, text, "retention"))
     if config.get("subject_transform"):
-        found.append(Finding(True, "has a subject_transform, so that its keys are not where they are looked for"))
+        text = "has a subject_transform, so that its keys are not where they are looked for"
+        found.append(Finding(True, text, "subject_transform"))
     weaker = {
-        "is held in memory: receipts are gone with the server": config.get("storage") == "memory",
-        "has max_bytes: a full bucket takes claims and then refuses their settles": config.get("max_bytes", -1) > 0,
-        "has max_msgs: a full bucket takes claims and then refuses their settles": config.get("max_msgs", -1) > 0,
-        "discards old receipts when it is full (discard is not new): calls could run again": config.get("discard")
-        != "new",
-        "has max_msg_size: it takes claims and then refuses larger settles": config.get("max_msg_size", -1) > 0,
-        "lets messages be deleted (deny_delete is off)": not config.get("deny_delete"),
-        "lets keys be purged (deny_purge is off)": not config.get("deny_purge"),
-        "allows roll-ups, which purge a key": bool(config.get("allow_rollup_hdrs")),
-        "allows a TTL per message, after which a call could run again": bool(config.get("allow_msg_ttl")),
-        "has direct gets off: replays cost about 1.3 times as much": not config.get("allow_direct"),
-        "acknowledges before it writes (persist_mode async)": config.get("persist_mode") == "async",
+        "storage": ("is held in memory: receipts are gone with the server", config.get("storage") == "memory"),
+        "max_bytes": (f"has max_bytes: {_FILLS}", config.get("max_bytes", -1) > 0),
+        "max_msgs": (f"has max_msgs: {_FILLS}", config.get("max_msgs", -1) > 0),
+        "discard": (
+            "discards old receipts when it is full (discard is not new): calls could run again",
+            config.get("discard") != "new",
+        ),
+        "max_msg_size": (
+            "has max_msg_size: it takes claims and then refuses larger settles",
+            config.get("max_msg_size", -1) > 0,
+        ),
+        "deny_delete": ("lets messages be deleted (deny_delete is off)", not config.get("deny_delete")),
+        "deny_purge": ("lets keys be purged (deny_purge is off)", not config.get("deny_purge")),
+        "allow_rollup_hdrs": ("allows roll-ups, which purge a key", bool(config.get("allow_rollup_hdrs"))),
+        "allow_msg_ttl": (
+            "allows a TTL per message, after which a call could run again",
+            bool(config.get("allow_msg_ttl")),
+        ),
+        "allow_direct": (
+            "has direct gets off: replays cost about 1.3 times as much",
+            not config.get("allow_direct"),
+        ),
+        "persist_mode": (_ASYNC, config.get("persist_mode") == "async"),
     }
-    found.extend(Finding(False, text) for text, applies in weaker.items() if applies)
+    found.extend(Finding(False, text, setting) for setting, (text, applies) in weaker.items() if applies)
     return found
 
 
@@ -140,17 +174,24 @@ async def bind(
             f"{revisions}, and --max-age=0 or 10 leases and more",
             kind=kind,
         )
-    bucket = JetStreamBucket(
+    return bucket_of(connection, name, answer, of_sessions=of_sessions), found
+
+
+def bucket_of(
+    connection: Connection, name: str, info: Mapping[str, Any], *, of_sessions: bool = False
+) -> JetStreamBucket:
+    """The bucket (or session stream) ``name``, of whose stream this is the STREAM.INFO; its settings are not judged."""
+    config: Mapping[str, Any] = info["config"]
+    return JetStreamBucket(
         connection,
         name,
-        created=answer["created"],
-        high_water=int(answer["state"]["last_seq"]),
+        created=info["created"],
+        high_water=int(info["state"]["last_seq"]),
         replicas=int(config.get("num_replicas") or 1),
         retention=config.get("max_age", 0) / _NANOSECONDS,
         direct=bool(config.get("allow_direct")),
         of_sessions=of_sessions,
     )
-    return bucket, found
 
 
 async def make(connection: Connection, bucket: str, config: dict[str, Any], *, timeout: float) -> None:
@@ -193,22 +234,36 @@ def objects_findings(config: Mapping[str, Any], *, retention: float) -> list[Fin
     """What is weaker in an object store's stream than it should be, for receipts kept for ``retention`` seconds."""
     age = config.get("max_age", 0) / _NANOSECONDS
     weaker = {
-        "is held in memory: payloads are gone with the server": config.get("storage") == "memory",
-        "has max_bytes: a full store refuses the payloads of settles": config.get("max_bytes", -1) > 0,
-        f"drops payloads after {age:g} s, before the receipts that name them": 0 < age < (retention or inf),
+        "storage": ("is held in memory: payloads are gone with the server", config.get("storage") == "memory"),
+        "max_bytes": ("has max_bytes: a full store refuses the payloads of settles", config.get("max_bytes", -1) > 0),
+        "max_msgs": ("has max_msgs: a full store refuses the payloads of settles", config.get("max_msgs", -1) > 0),
+        "discard": ("discards old payloads when it is full (discard is not new)", config.get("discard") != "new"),
+        "max_age": (
+            f"drops payloads after {age:g} s, before the receipts that name them",
+            0 < age < (retention or inf),
+        ),
+        "allow_rollup_hdrs": ("has roll-ups off: it refuses every payload", not config.get("allow_rollup_hdrs")),
+        "allow_direct": ("has direct gets off: no payload can be read", not config.get("allow_direct")),
+        "persist_mode": (_ASYNC, config.get("persist_mode") == "async"),
     }
-    return [Finding(False, text) for text, applies in weaker.items() if applies]
+    return [Finding(False, text, setting) for setting, (text, applies) in weaker.items() if applies]
 
 
 async def config_of(connection: Connection, stream: str, name: str, *, timeout: float) -> dict[str, Any] | None:
-    """The configuration of a stream, None where it is missing. ``name`` is what errors call it.
+    """The configuration of a stream, None where it is missing. Raises as `info_of`."""
+    info = await info_of(connection, stream, name, timeout=timeout)
+    return info["config"] if info is not None else None
+
+
+async def info_of(connection: Connection, stream: str, name: str, *, timeout: float) -> dict[str, Any] | None:
+    """What the server says of a stream, None where it is missing. ``name`` is what errors call it.
 
     Raises Unreachable, PermissionDenied.
     """
     answer = await _api(connection, f"$JS.API.STREAM.INFO.{stream}", {}, name, timeout)
     error = api_error(answer)
     if error is None:
-        return answer["config"]
+        return answer
     if error.code == _STREAM_NOT_FOUND:
         return None
     raise Unreachable(f"the settings of {name!r} could not be read: {error}").because(error) from error

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from natsreceipts.cli.doctor import add_doctor
 from natsreceipts.cli.exits import Exit
 from natsreceipts.cli.up import add_up
 from natsreceipts.cli.verb import CONTEXT_SETTINGS, show_help, with_flags
@@ -47,6 +48,7 @@ _natsreceipts.__doc__ = "Tool-call receipts for AI agents on NATS JetStream."
 app.callback(invoke_without_command=True, epilog=_EXITS)(_natsreceipts)
 
 add_up(app)
+add_doctor(app)
 
 for _name, _modules in _GROUPS.items():
     _made = [importlib.import_module(f"natsreceipts.cli.{module}") for module in _modules]

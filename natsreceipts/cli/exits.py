@@ -20,6 +20,7 @@ class Exit(enum.IntEnum):
     NOT_READY = 5
     NOT_SETTLED = 6
     UNREADABLE = 7
+    UNSOUND = 8
     INTERRUPTED = 130
     PIPE_CLOSED = 141
 
@@ -38,6 +39,7 @@ _MEANINGS = {
     Exit.NOT_READY: "a bucket is missing, was replaced, or its settings break the promises",
     Exit.NOT_SETTLED: "nothing was written: it moved on, somebody was first, it is not to be settled, or you said no",
     Exit.UNREADABLE: "a record, or a payload of one, cannot be read; what could be read was printed",
+    Exit.UNSOUND: "`doctor` found an error",
     Exit.INTERRUPTED: "stopped by Ctrl-C",
     Exit.PIPE_CLOSED: "whoever read the output went away",
 }

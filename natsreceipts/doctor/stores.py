@@ -1,0 +1,163 @@
+"""The stores' settings against the design, their replicas, and how long they keep things."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from natsreceipts._jetstream import MIN_HISTORY, findings, objects_findings
+from natsreceipts.doctor.finding import Finding, error, ok, unverified, warning
+from natsreceipts.doctor.site import seconds_kept, span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from natsreceipts.doctor.site import Site, Store
+
+__all__ = ["persist_mode", "replicas", "retention", "settings"]
+
+_DAY = 86_400.0
+
+_FLAGS = {
+    "max_bytes": "--max-bytes=-1",
+    "max_msgs": "--max-msgs=-1",
+    "max_msg_size": "--max-msg-size=-1",
+    "discard": "--discard=new",
+    "deny_delete": "--deny-delete",
+    "deny_purge": "--deny-purge",
+    "allow_direct": "--allow-direct",
+    "subject_transform": "--no-transform",
+}
+"""What `nats stream edit` calls a setting as it should be."""
+
+_ALSO_LOST = (
+    "One that is there cannot be changed: make new ones under another namespace (`natsreceipts up --namespace …`)"
+)
+
+
+def settings(site: Site) -> Iterator[Finding]:
+    """Each store's settings, by the same comparison that `connect` makes."""
+    for store in site.stores:
+        check = f"{store.title}, settings"
+        if store.problem is not None:
+            yield unverified(check, str(store.problem))
+        elif store.info is None:
+            yield error(check, "it does not exist", fix="make it with `natsreceipts up`")
+        else:
+            yield from _compared(site, store, check)
+
+
+def _compared(site: Site, store: Store, check: str) -> Iterator[Finding]:
+    if store.wanted.kind == "object store":
+        found = objects_findings(store.config, retention=seconds_kept(site.receipts))
+    else:
+        found = findings(store.config, lease=site.lease, of_sessions=store.of_sessions)
+    for each in found:
+        if each.setting == "persist_mode":  # has a line of its own
+            continue
+        name = f"{store.title}, {each.setting}"
+        level = error if each.refused or _breaks(store, each.setting) else warning
+        yield level(name, f"it {each.text}", fix=_fix(site, store, each.setting))
+    if not found:
+        yield ok(check, "as they should be")
+
+
+def _breaks(store: Store, setting: str) -> bool:
+    """What `connect` does not look at, and what no large payload gets past."""
+    return store.wanted.kind == "object store" and setting in ("allow_rollup_hdrs", "allow_direct", "max_age")
+
+
+def _fix(site: Site, store: Store, setting: str) -> str:
+    flag = _FLAGS.get(setting)
+    if setting == "max_msgs_per_subject":
+        flag = f"--max-msgs-per-subject={-1 if store.of_sessions else MIN_HISTORY}"
+    elif setting == "allow_rollup_hdrs":
+        flag = "--allow-rollup" if store.wanted.kind == "object store" else "--no-allow-rollup"
+    elif setting == "max_age":
+        kept = seconds_kept(site.receipts)
+        longer = store.wanted.kind == "object store" and kept
+        flag = f"--max-age={math.ceil((kept + _DAY) / 3600)}h" if longer else "--max-age=0"
+    return f"nats stream edit {store.stream} {flag}" if flag is not None else _ALSO_LOST
+
+
+def replicas(site: Site) -> Iterator[Finding]:
+    """How many servers hold each store, and whether they all keep up."""
+    there = [store for store in site.stores if store.info is not None]
+    if not there:
+        yield unverified("replicas", "no store was to be seen")
+        return
+    counts = {store.name: int(store.config.get("num_replicas") or 1) for store in there}
+    edit = "; ".join(f"nats stream edit {store.stream} --replicas=3" for store in there if counts[store.name] < 3)
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{name} {count}" for name, count in counts.items())
+        yield warning(
+            "replicas", f"they differ ({said}): what fails first takes the others with it", fix=edit or _same(there)
+        )
+    elif set(counts.values()) == {1}:
+        yield warning(
+            "replicas",
+            "one server holds each store: if it is down no call is made, and if its disk is lost, so are the receipts",
+            fix=f"in a cluster of three or more: {edit}",
+        )
+    else:
+        yield ok("replicas", f"{max(counts.values())} servers hold each store")
+    behind = [f"{store.name} on {name}" for store in there for name in _behind(store)]
+    if behind:
+        yield warning(
+            "replicas, up to date",
+            f"some are behind or not there: {', '.join(behind)}",
+            fix="look at `nats server report jetstream`, and bring those servers back",
+        )
+
+
+def _same(stores: list[Store]) -> str:
+    return "; ".join(f"nats stream edit {store.stream} --replicas=N, the same N for all" for store in stores)
+
+
+def _behind(store: Store) -> Iterator[str]:
+    cluster: dict[str, Any] = (store.info or {}).get("cluster") or {}
+    others: list[dict[str, Any]] = cluster.get("replicas") or []
+    for replica in others:
+        if replica.get("offline") or not replica.get("current"):
+            yield str(replica.get("name"))
+
+
+def retention(site: Site) -> Iterator[Finding]:
+    """How long receipts are kept, and whether what belongs to them is kept for as long."""
+    if site.receipts.info is None:
+        yield unverified("retention", "how long receipts are kept was not to be seen")
+        return
+    kept = seconds_kept(site.receipts)
+    if kept:
+        yield ok("retention", f"receipts are kept for {span(kept)}; after that their calls can be executed again")
+    else:
+        yield ok("retention", "receipts are kept for ever")
+    for store, least in ((site.payloads, kept + _DAY), (site.notices, kept), (site.sessions, kept)):
+        age = seconds_kept(store)
+        check = f"{store.title}, retention"
+        if store.info is None or not age:
+            continue
+        if store is site.payloads and age < (kept or math.inf):
+            continue  # said among its settings
+        if not kept or age < least:
+            hours = f"{math.ceil(least / 3600)}h" if kept else "0"
+            yield warning(
+                check,
+                f"it keeps things for {span(age)}, and receipts are kept {'for ' + span(kept) if kept else 'for ever'}",
+                fix=f"nats stream edit {store.stream} --max-age={hours}",
+            )
+
+
+def persist_mode(site: Site) -> Iterator[Finding]:
+    """Whether a write is in the server's file before it is acknowledged."""
+    there = [store for store in site.stores if store.info is not None]
+    weak = [store for store in there if store.config.get("persist_mode") == "async"]
+    for store in weak:
+        yield warning(
+            f"{store.title}, persist_mode",
+            "async: it acknowledges before it writes, so that a crash of the server loses receipts, also with "
+            "sync_interval: always",
+            fix=_ALSO_LOST,
+        )
+    if not weak:
+        yield ok("persist_mode", "default") if there else unverified("persist_mode", "no store was to be seen")

@@ -1,0 +1,16 @@
+"""The oldest nats-server that answers all that the toolkit asks for."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["OLDEST_SERVER", "version_in"]
+
+OLDEST_SERVER = (2, 11)
+"""Batched direct gets (``multi_last``, and batches by subject) came with 2.11; 2.10 refuses or ignores them."""
+
+
+def version_in(text: str) -> tuple[int, int, int] | None:
+    """The version that a text names, as ``v2.11.4`` or ``2.12.0-RC.1``; None where it names none."""
+    match = re.search(r"\bv?(\d+)\.(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2]), int(match[3])) if match is not None else None
