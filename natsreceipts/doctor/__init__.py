@@ -10,8 +10,8 @@ from nats.aio.client import Client
 from natsreceipts._jetstream import checked_servers, opened
 from natsreceipts.doctor.finding import Finding, Level, error, ok, unverified
 from natsreceipts.doctor.logs import notices, sessions
-from natsreceipts.doctor.orphans import orphans
-from natsreceipts.doctor.permissions import permissions
+from natsreceipts.doctor.orphans import leftovers
+from natsreceipts.doctor.permissions import try_permissions
 from natsreceipts.doctor.records import receipts
 from natsreceipts.doctor.server import client_settings, is_old, jetstream, max_payload, server_version, sync_always
 from natsreceipts.doctor.site import site_of
@@ -88,7 +88,7 @@ async def examine(
                 yield finding
         for finding in await sync_always(monitors, timeout=connect_timeout):
             yield finding
-        async for finding in permissions(site, tenant):
+        async for finding in try_permissions(site, tenant):
             yield finding
         if records:
             async with contextlib.aclosing(_records(site, version)) as found:
@@ -101,7 +101,7 @@ async def _records(site: Site, version: str) -> AsyncGenerator[Finding, None]:
         oldest = ".".join(map(str, OLDEST_SERVER))
         yield unverified("records", f"they are read with requests that a server before {oldest} does not know")
         return
-    for name, check in (("receipts", receipts), ("payloads", orphans), ("notices", notices), ("sessions", sessions)):
+    for name, check in (("receipts", receipts), ("payloads", leftovers), ("notices", notices), ("sessions", sessions)):
         async for finding in _told(name, check(site)):
             yield finding
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from natsreceipts._jetstream import JetStreamBucket, JetStreamObjects
     from natsreceipts.doctor.site import Site
 
-__all__ = ["orphans"]
+__all__ = ["leftovers"]
 
 _AT_ONCE = 64
 
@@ -29,7 +29,7 @@ _MOST_DATED = 100
 """Unfinished payloads whose age is looked at: each costs a chunk."""
 
 
-async def orphans(site: Site) -> AsyncIterator[Finding]:
+async def leftovers(site: Site) -> AsyncIterator[Finding]:
     """Payloads that no kept revision of a record names, and parts of payloads that were never finished."""
     bucket, objects = site.bucket(site.receipts), site.objects
     if bucket is None or objects is None:
@@ -67,7 +67,7 @@ async def orphans(site: Site) -> AsyncIterator[Finding]:
                 keys=tuple(unfinished[:SHOWN]),
             )
     if not count:
-        yield ok("payloads, orphans", f"{read:,} payloads, each named by a record")
+        yield ok("payloads, orphans", f"{read:,} payloads; each that is an hour old is named by a record")
         return
     yield ok(
         "payloads, orphans",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from natsreceipts.doctor.site import Site, Store
 
-__all__ = ["NOBODY", "permissions"]
+__all__ = ["NOBODY", "try_permissions"]
 
 NOBODY = "natsreceipts-doctor"
 """The tenant whose keys are asked for, unless another is named."""
@@ -34,7 +34,7 @@ class _Probe(NamedTuple):
     """What does not work without it."""
 
 
-async def permissions(site: Site, tenant: str | None) -> AsyncIterator[Finding]:
+async def try_permissions(site: Site, tenant: str | None) -> AsyncIterator[Finding]:
     """One line for each permission that lacks, or one for each store that lacks none."""
     for store in site.stores:
         check = f"{store.title}, permissions"
@@ -51,7 +51,7 @@ async def permissions(site: Site, tenant: str | None) -> AsyncIterator[Finding]:
                 await _tried(site, probe)
             except PermissionDenied:
                 problems += 1
-                yield _denied(store, probe)
+                yield _denied(store, probe, any_tenant=tenant is None)
             except NatsReceiptsError as problem:
                 problems += 1
                 yield unverified(check, f"{probe.how} {probe.subject}: {problem}")
@@ -70,13 +70,15 @@ async def _tried(site: Site, probe: _Probe) -> None:
         await try_request(site.link, probe.subject, probe.query, timeout=site.timeout)
 
 
-def _denied(store: Store, probe: _Probe) -> Finding:
+def _denied(store: Store, probe: _Probe, *, any_tenant: bool = False) -> Finding:
     verb = "subscribe" if probe.how == "subscribe" else "publish"
     made = error if probe.how != "subscribe" else warning
+    of_one = any_tenant and NOBODY in probe.subject and store.wanted.kind != "object store"
+    hint = " (may it write the keys of one tenant alone? Then say which, with --tenant)" if of_one else ""
     return made(
         f"{store.title}, permissions",
         f"the user may not {verb} to {probe.subject}: {probe.lost}",
-        fix=f'{verb}: {{ allow: "{probe.allow}" }} for this user, or no deny that covers it',
+        fix=f'{verb}: {{ allow: "{probe.allow}" }} for this user, or no deny that covers it{hint}',
     )
 
 
