@@ -130,9 +130,10 @@ def findings(config: Mapping[str, Any], *, lease: float, of_sessions: bool = Fal
             "has max_msg_size: it takes claims and then refuses larger settles",
             config.get("max_msg_size", -1) > 0,
         ),
+        # Before deny_purge, which the server refuses while roll-ups are allowed.
+        "allow_rollup_hdrs": ("allows roll-ups, which purge a key", bool(config.get("allow_rollup_hdrs"))),
         "deny_delete": ("lets messages be deleted (deny_delete is off)", not config.get("deny_delete")),
         "deny_purge": ("lets keys be purged (deny_purge is off)", not config.get("deny_purge")),
-        "allow_rollup_hdrs": ("allows roll-ups, which purge a key", bool(config.get("allow_rollup_hdrs"))),
         "allow_msg_ttl": (
             "allows a TTL per message, after which a call could run again",
             bool(config.get("allow_msg_ttl")),

@@ -30,7 +30,7 @@ _FLAGS = {
 }
 """What `nats stream edit` calls a setting as it should be."""
 
-_ALSO_LOST = (
+_FOR_GOOD = (
     "One that is there cannot be changed: make new ones under another namespace (`natsreceipts up --namespace …`)"
 )
 
@@ -77,7 +77,7 @@ def _fix(site: Site, store: Store, setting: str) -> str:
         kept = seconds_kept(site.receipts)
         longer = store.wanted.kind == "object store" and kept
         flag = f"--max-age={math.ceil((kept + _DAY) / 3600)}h" if longer else "--max-age=0"
-    return f"nats stream edit {store.stream} {flag}" if flag is not None else _ALSO_LOST
+    return f"nats stream edit {store.stream} {flag}" if flag is not None else _FOR_GOOD
 
 
 def replicas(site: Site) -> Iterator[Finding]:
@@ -157,7 +157,7 @@ def persist_mode(site: Site) -> Iterator[Finding]:
             f"{store.title}, persist_mode",
             "async: it acknowledges before it writes, so that a crash of the server loses receipts, also with "
             "sync_interval: always",
-            fix=_ALSO_LOST,
+            fix=_FOR_GOOD,
         )
     if not weak:
         yield ok("persist_mode", "default") if there else unverified("persist_mode", "no store was to be seen")
