@@ -27,7 +27,7 @@ async def test_the_examples_run(server, namespace, nc, capsys):
         async with toolkit.run("acme", "order 42").call("send_email", {"to": "ann@example.com"}) as call:
             call.result = "sent"
         kv = await nc.jetstream().key_value(f"{namespace}-receipts")
-        names = {"toolkit": toolkit, "call": call, "kv": kv, "json": json, "natsreceipts": natsreceipts}
+        names = {"toolkit": toolkit, "call": call, "kv": kv, "json": json, "natsreceipts": natsreceipts, "nc": nc}
         for page in sorted(DOCS.glob("*.md")):
             if page.name != "sessions.md":
                 for code in PYTHON.findall(page.read_text(encoding="utf-8")):

@@ -138,6 +138,7 @@ async def _against_receipts(site: Site, newest: int, of: str) -> Finding:
         check,
         f"a session speaks of revision {newest:,} of {of}, and the last one in the bucket is {last:,}: the receipts "
         f"were deleted or restored from before the sessions, and calls that were made look as if they never were",
-        fix="restore both from the same moment, or begin new sessions and new runs: docs/operations.md, Restored",
+        fix="restore both from the same moment, or begin new sessions and new runs: docs/operations.md, Backup, and "
+        "restore",
         keys=(of,),
     )

@@ -277,6 +277,7 @@ async def _fences(site: Site, tally: _Tally) -> Finding:
         check,
         f"{len(above):,} have a fence above the session stream's last sequence {last:,} ({key}: {fence:,}): the "
         f"sessions were deleted or restored apart from the receipts, and new calls are refused with CallWithdrawn",
-        fix="restore both from the same moment, or begin new sessions and new runs: docs/operations.md, Restored",
+        fix="restore both from the same moment, or begin new sessions and new runs: docs/operations.md, Backup, and "
+        "restore",
         keys=tuple(key for key, _ in above[:SHOWN]),
     )
