@@ -33,7 +33,7 @@ def diagnose(server, namespace):
     """Examine the test's namespace, and give its findings by what was checked, without the namespace in it."""
 
     async def look(where=None, **settings):
-        settings = {"namespace": namespace, **settings}
+        settings = {"namespace": namespace, "connect_timeout": 20.0, **settings}
         found = [finding async for finding in examine(where or server.url, **settings)]
         named = [finding.check.replace(f"{settings['namespace']}-", "") for finding in found]
         assert all(finding.fix for finding in found if finding.level in ("warning", "error"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 import nats
@@ -67,8 +68,6 @@ USERS = [
 
 @pytest.fixture(scope="module")
 def guarded():
-    import asyncio
-
     server = embedded(config=f"accounts {{ A {{ jetstream: enabled, users: [ {', '.join(USERS)} ] }} }}")
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         runner.run(server.__aenter__())
@@ -85,7 +84,7 @@ async def provisioned(url):
 
 
 async def diagnosed(server, name, **settings):
-    settings = {"user": name, "password": "pw", "connect_timeout": 10.0, "records": False, **settings}
+    settings = {"user": name, "password": "pw", "connect_timeout": 20.0, "records": False, **settings}
     return [finding async for finding in examine(server.url, **settings)]
 
 
@@ -155,7 +154,7 @@ async def test_who_may_write_one_tenant_alone(guarded):
 async def test_a_client_of_the_hosts_learns_of_it_too(guarded):
     n = LACKS.index(("publish", "$JS.API.STREAM.MSG.GET.KV_receipts", "bucket receipts", LACKS[1][3]))
     async with client_of(guarded.url, user=f"u{n}", password="pw") as client:
-        found = [f async for f in examine(client, connect_timeout=2.0, records=False)]
+        found = [f async for f in examine(client, connect_timeout=5.0, records=False)]
     assert [f.level for f in found if f.check == "bucket receipts, permissions"] == ["error"]
 
 

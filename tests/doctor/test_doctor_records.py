@@ -8,7 +8,7 @@ import pytest
 from support import LEASE, bucket_of, newest, put, record_of, toolkit_of
 
 from natsreceipts import AmbiguousCall, RunNoticeFact, examine
-from natsreceipts._jetstream import JetStreamObjects, opened
+from natsreceipts._jetstream import JetStreamBucket, JetStreamObjects, opened
 
 BIG = "x" * 5000
 
@@ -64,8 +64,6 @@ async def test_the_time_that_is_left(server, namespace, bucket, looked, nc, monk
         with pytest.raises(TimeoutError):
             await toolkit.run("acme", "r").execute("pay", {}, lost)
     if level == "error":  # as if it had been there for nearly as long as it is kept
-        from natsreceipts._jetstream import JetStreamBucket
-
         clock = JetStreamBucket.clock
 
         async def late(self, *, timeout):

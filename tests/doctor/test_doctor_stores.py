@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import threading
 
 import pytest
 from support import client_of
 
-from natsreceipts import InvalidName, InvalidSetting, Unreachable, connect, embedded, examine, provision
+from natsreceipts import InvalidName, InvalidSetting, RunNoticeFact, Unreachable, connect, embedded, examine, provision
 from natsreceipts._jetstream import BucketSpec, stream_config
 from natsreceipts.doctor.server import is_old, max_payload, server_version
 from natsreceipts.doctor.site import Site, Store
@@ -43,8 +44,6 @@ async def value():
 
 
 def fact():
-    from natsreceipts import RunNoticeFact
-
     return RunNoticeFact("build", "approved")
 
 
@@ -248,8 +247,6 @@ async def test_the_servers_own_monitor(diagnose, unused_port, lines):
 
 @pytest.fixture
 def unused_port():
-    import socket
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]

@@ -371,3 +371,11 @@ def errors(error: NatsReceiptsError) -> None:
             assert_type(error.consumed_at, int)
         case _:
             pass
+
+
+async def doctor() -> None:
+    async for finding in natsreceipts.examine("nats://127.0.0.1:4222", namespace="prod", monitor=["http://x"], most=9):
+        assert_type(finding, natsreceipts.Finding)
+        assert_type(finding.text, str)
+        assert_type(finding.fix, str | None)
+        assert_type(finding.keys, tuple[str, ...])
