@@ -149,6 +149,7 @@ def test_without_receipts_mails_are_sent_twice(tmp_path):
     gone(pids(output))
 
 
+@pytest.mark.faults
 def test_narrow_and_in_colour(tmp_path):
     code, output = play(tmp_path, COLUMNS="60", FORCE_COLOR="1", PYTHONIOENCODING="ascii")
     assert code == 0, output

@@ -88,7 +88,7 @@ def test_the_default_kills():
     assert "op 3 was" not in output
 
 
-@pytest.mark.parametrize("variant", range(3))
+@pytest.mark.parametrize("variant", [0, *(pytest.param(n, marks=pytest.mark.faults) for n in (1, 2))])
 def test_any_other_kills(variant):
     seed = int(os.environ.get("CANVAS_PLAN_SEED") or secrets.randbelow(2**32))
     print(f"CANVAS_PLAN_SEED={seed} (variant {variant})")

@@ -107,7 +107,7 @@ def test_the_default_kills():
     assert "  toolResult  send_email: mail to ann@example.com: Order 42 is on its way.\n" in output
 
 
-@pytest.mark.parametrize("variant", range(3))
+@pytest.mark.parametrize("variant", [0, *(pytest.param(n, marks=pytest.mark.faults) for n in (1, 2))])
 def test_any_other_kills(variant):
     seed = int(os.environ.get("SESSION_WAKE_SEED") or secrets.randbelow(2**32))
     print(f"SESSION_WAKE_SEED={seed} (variant {variant})")

@@ -56,6 +56,7 @@ async def test_an_effect_that_is_not_guarded(kill):
     assert table(trials) == [(1, "before", 2, "", []), (1, "after", 2, "", []), (2, "before", 1, "", [])]
 
 
+@pytest.mark.faults
 async def test_a_command_that_goes_on_for_ever(kill):
     """As in production: jobs from a stream, a command that never ends, and somebody who looks when it is done."""
 
@@ -112,6 +113,7 @@ async def test_a_worker_that_fails_by_itself(kill):
         await kill(workers.fails)
 
 
+@pytest.mark.faults
 async def test_a_worker_that_hangs(kill):
     with pytest.raises(TimeoutError, match=r"did not end within 15 s.*\n.*hanging"):
         await kill(workers.hangs, timeout=15.0)
