@@ -1,4 +1,4 @@
-"""The log of a session on the stream: append behind a fence, load, branch, suspend and resume, compact.
+"""The log of a session on the stream: read it, append to it behind a fence, branch.
 
 Every append expects the session's last sequence, so of two writers one is refused (`SessionConflict`). An append
 whose answer was lost is recognised by its entry's id. Request and answer only, no task and no timer.
@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pydantic
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from natsreceipts.dialects import DIALECTS, dialect_named
-from natsreceipts.entries import Branch, SessionEntry, branch_of, extended, remember_entry
+from natsreceipts.entries import Branch, SessionEntry, branch_of, extended
 from natsreceipts.errors import (
     BucketReplaced,
     CorruptRecord,
@@ -31,23 +30,18 @@ from natsreceipts.errors import (
 )
 from natsreceipts.fence import InDoubt, Landed, NotWritten, Pace, newest, patiently, report
 from natsreceipts.identity import key_token
-from natsreceipts.run import Run, active_run
-from natsreceipts.transcript import closable_by_append, tool_calls_of
 from natsreceipts.wire import CloseInfo, EntryKind, EntryRecord, ReceiptSaid, read_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from natsreceipts._jetstream import Bucket, Entry
-    from natsreceipts.dialects.base import Message, ToolCall
+    from natsreceipts.dialects.base import Message
 
-__all__ = ["SessionStore", "checked_ids", "stream_mark"]
+__all__ = ["SessionStore", "entry_id_of", "stream_mark"]
 
 _ROOM = 512
 """Bytes kept free below the server's max_payload for an entry's headers."""
-
-_LONGEST_NAME = 4096
-"""Characters of a tool call's id or name: each stands in its close several times."""
 
 _LOST: Any = object()
 
@@ -387,156 +381,14 @@ class SessionStore:
 
     def go_on_from(self, entry: SessionEntry | str | None) -> None:
         """Let the next entry follow that one (None: begin anew)."""
-        entry_id = _entry_id(entry)
+        entry_id = entry_id_of(entry)
         if entry_id is not None and entry_id not in self.entries:
             raise InvalidName("entry", entry_id, "the session has no such entry, as far as this log has read it")
         self._head = entry_id
 
-    # ------------------------------------------------------------------ the host's verbs
 
-    async def append_message(
-        self, message: Message, *, run: str | Run | None, entry_id: str | None = None
-    ) -> SessionEntry:
-        """Append one message, verbatim (see `natsreceipts.SessionLog.append`)."""
-        if entry_id is not None and (
-            type(cast("object", entry_id)) is not str or not entry_id.isprintable() or not entry_id
-        ):
-            raise InvalidName("entry_id", entry_id, "use a non-empty printable string")
-        await self.ensure_loaded()
-        if entry_id is not None and entry_id not in self.entries:
-            await self.glance()
-        calls = tool_calls_of(message, dialect=self.dialect)
-        body = self._plain(message)
-        entry = self.entries.get(entry_id) if entry_id is not None else None
-        if entry is None:
-            self._check_calls(calls)
-            entry = await self.append("message", body, run=self._run_of(run), entry_id=entry_id)
-        else:
-            self.same(entry, body)
-        if calls:
-            remember_entry(entry)
-        return entry
-
-    def _check_calls(self, calls: list[ToolCall]) -> None:
-        """Refuse calls that nobody could close or decide on any more."""
-        for call in calls:
-            if max(len(call.id), len(call.name)) > _LONGEST_NAME:
-                raise InvalidTranscript(
-                    self.dialect, 0, f"the id or the name of a call has more than {_LONGEST_NAME:,} characters"
-                )
-            if call.id in self.branch().suspended:
-                raise InvalidSetting(
-                    f"session {self.session} of {self.tenant}: {call.id!r} is on hold, and could not be decided on any "
-                    f"more after another call of that id: give this one an id of its own, or resume or answer it first"
-                )
-
-    def _plain(self, message: Message) -> Message:
-        try:
-            plain = from_json(to_json(message, inf_nan_mode="null"))
-        except (ValueError, RecursionError) as error:
-            raise InvalidTranscript(self.dialect, 0, f"it is not plain JSON: {error}") from error
-        if plain != message:
-            raise InvalidTranscript(self.dialect, 0, "it is not plain JSON: it would not be read back as it is")
-        return plain
-
-    def _run_of(self, run: str | Run | None) -> str | None:
-        if run is None:
-            run = active_run()
-            if run is None or run.tenant != self.tenant:
-                return None
-        if isinstance(run, Run):
-            if run.tenant != self.tenant:
-                raise InvalidSetting(f"run {run.run} is of tenant {run.tenant}, and the session of {self.tenant}")
-            return run.run
-        try:
-            key_token(run)
-        except InvalidName as error:
-            raise InvalidName("run", error.value, error.reason) from None
-        return run
-
-    async def suspend(self, tool_call_ids: Collection[str]) -> SessionEntry:
-        """Put calls on hold."""
-        await self.ensure_loaded()
-        self.check_known()
-        branch = self.branch()
-        ids = _ids(tool_call_ids)
-        messages = [cast("Message", entry.message) for entry in branch.shown]
-        waiting = {orphan.tool_call_id for orphan in closable_by_append(messages, dialect=self.dialect)}
-        if unknown := [each for each in ids if each not in waiting]:
-            raise InvalidName("tool call", unknown[0], "it is no call of the active branch that has no result")
-        return await self.append("suspend", {"toolCallIds": ids}, run=self._run_of_calls(ids))
-
-    async def resume(self, tool_call_ids: Collection[str]) -> SessionEntry:
-        """Release calls from hold."""
-        await self.ensure_loaded()
-        self.check_known()
-        ids = _ids(tool_call_ids)
-        if unknown := [each for each in ids if each not in self.branch().suspended]:
-            raise InvalidName("tool call", unknown[0], "it is not suspended in the active branch")
-        entry = await self.append("resume", {"toolCallIds": ids}, run=self._run_of_calls(ids))
-        remember_entry(entry)
-        return entry
-
-    def _run_of_calls(self, ids: list[str]) -> str | None:
-        runs = {self.branch().sites[each].entry.run for each in ids if each in self.branch().sites}
-        if len(runs) > 1:
-            raise InvalidSetting(f"the calls {', '.join(ids)} are of several runs: suspend and resume each run's alone")
-        return runs.pop() if runs else None
-
-    async def entry_of(self, tool_call_id: str) -> SessionEntry:
-        """The entry that a claim of this call names."""
-        await self.ensure_loaded()
-        self.check_known()
-        branch = self.branch()
-        if not isinstance(cast("object", tool_call_id), str):
-            raise InvalidName("tool call", tool_call_id, "use the id of a tool call, a string")
-        if tool_call_id in branch.suspended:
-            raise InvalidName("tool call", tool_call_id, "it is suspended: resume it first")
-        if tool_call_id not in branch.sites:
-            raise InvalidName("tool call", tool_call_id, "the active branch, as far as it was read, does not call it")
-        entry = branch.sites[tool_call_id].claims_from
-        remember_entry(entry)
-        return entry
-
-    async def compact(self, message: Message, *, keep_from: SessionEntry | str | None) -> SessionEntry:
-        """Let one message stand for what is before an entry."""
-        await self.ensure_loaded()
-        self.check_known()
-        if tool_calls_of(message, dialect=self.dialect):
-            raise InvalidSetting("the message of a compaction cannot call tools: nobody would answer")
-        branch = self.branch()
-        places = {entry.id: index for index, entry in enumerate(branch.shown) if entry.kind != "compaction"}
-        kept = _entry_id(keep_from)
-        if kept is not None and kept not in places:
-            raise InvalidName("entry", kept, "it is no message of the active branch that is still shown")
-        cut = places[kept] if kept is not None else len(branch.shown)
-        messages = [cast("Message", entry.message) for entry in branch.shown]
-        waiting = [each.tool_call_id for each in closable_by_append(messages[:cut], dialect=self.dialect)]
-        if waiting:
-            raise InvalidSetting(
-                f"the calls {', '.join(waiting)} have no result before that entry: keep them, or wake the session first"
-            )
-        return await self.append("compaction", {"message": self._plain(message), "keepFrom": kept})
-
-
-def checked_ids(what: str, ids: object) -> list[str]:
-    """The tool-call ids in a collection, each once. Raises InvalidSetting for anything else."""
-    if isinstance(ids, str | bytes) or not isinstance(ids, Collection):
-        raise InvalidSetting(f"{what}={ids!r}: use a list or set of tool-call ids")
-    found = cast("Collection[object]", ids)
-    if not all(isinstance(each, str) for each in found):
-        raise InvalidSetting(f"{what}={ids!r}: use strings, the ids of tool calls")
-    return list(dict.fromkeys(cast("Collection[str]", found)))
-
-
-def _ids(tool_call_ids: Collection[str]) -> list[str]:
-    ids = checked_ids("tool_call_ids", tool_call_ids)
-    if not ids:
-        raise InvalidSetting(f"tool_call_ids={tool_call_ids!r}: name at least one tool call")
-    return ids
-
-
-def _entry_id(entry: object) -> str | None:
+def entry_id_of(entry: object) -> str | None:
+    """The id of an entry, or None. Raises InvalidName for what is neither an entry nor an id."""
     if isinstance(entry, SessionEntry):
         return entry.id
     if entry is None or isinstance(entry, str):
