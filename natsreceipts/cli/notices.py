@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json as jsonlib
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,8 @@ from natsreceipts.cli.exits import Exit, Failure
 from natsreceipts.cli.output import instant, plain
 from natsreceipts.cli.problems import Problems
 from natsreceipts.cli.verb import AsJson, Session, group, verb
+from natsreceipts.errors import InvalidName
+from natsreceipts.identity import split_kv_key
 from natsreceipts.notice import endpoint_of
 
 if TYPE_CHECKING:
@@ -119,10 +122,11 @@ async def show(session: Session, key: Key, json: AsJson = False) -> None:
         out.line(f"  {'carried':<15} ", ("by no turn yet", "cyan"))
     else:
         out.line(f"  {'carried':<15} by {plain(carried.by)} at {_time(carried.consumed_at)}")
-    if spec.fact.outcome == "needs-a-person":
+    # The step is whatever its writer says: a command is offered only where it is a receipt's key.
+    if spec.fact.outcome == "needs-a-person" and _is_kv_key(spec.step):
         out.line()
         out.line(("What to do", "bold"))
-        out.line(f"  $ natsreceipts{session.same_place()} receipts show {plain(spec.step)}")
+        out.line(f"  $ natsreceipts{session.same_place()} receipts show {shlex.quote(spec.step)}")
 
 
 @verb(app, "file")
@@ -191,3 +195,11 @@ async def consume(
         session.out.json({"key": key.rpartition(".")[0] + ".status", **jsonlib.loads(status.to_bytes())})
     else:
         session.out.line(f"carried by {plain(status.by)} at {_time(status.consumed_at)}")
+
+
+def _is_kv_key(text: str) -> bool:
+    try:
+        split_kv_key(text)
+    except InvalidName:
+        return False
+    return True

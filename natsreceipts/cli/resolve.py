@@ -16,9 +16,10 @@ from natsreceipts.cli.shapes import wire_json
 from natsreceipts.cli.show import Found, Key, looked_up, tell_history
 from natsreceipts.cli.story import claimed_by_not_applied, status_of
 from natsreceipts.cli.verb import AsJson, Session, verb
-from natsreceipts.errors import StaleRevision
+from natsreceipts.errors import NatsReceiptsError, StaleRevision
 
 if TYPE_CHECKING:
+    from natsreceipts.notice_record import NoticeSpec
     from natsreceipts.receipt import Receipt
 
 __all__: list[str] = []
@@ -62,13 +63,19 @@ def resolve(
         revision = _asked(session, key, revision, outcome, even_if_running=even_if_running)
     assert revision is not None
     session.interrupted = f"stopped by Ctrl-C; whether it was settled shows `natsreceipts receipts show {key}`"
-    said = {"by": by, "reason": reason, "notify": notify, "even_if_running": even_if_running, **outcome}
-    settled = session.run(_settled(session, key, revision=revision, **said))
+    said: dict[str, Any] = {"by": by, "reason": reason, "even_if_running": even_if_running, **outcome}
+    settled, told = session.run(_settled(session, key, notify=notify, revision=revision, **said))
     if json:
         session.out.json(wire_json(settled))
     else:
         what = "every later attempt gets that result" if completed is not None else "the next attempt executes it again"
         session.out.line(f"settled as {settled.status} at revision {settled.revision}: {what}")
+    if not told:
+        raise Failure(
+            f"it is settled, and {notify} is NOT told: no notice of it could be filed, or it cannot be read back. File "
+            f"it with `natsreceipts notices file`, once that is permitted",
+            Exit.FAILED,
+        )
     return Exit.DONE
 
 
@@ -78,7 +85,9 @@ def _result(given: str) -> Any:
     try:
         if given.startswith("@"):
             text = sys.stdin.read() if given == "@-" else Path(given[1:]).read_text(encoding="utf-8")
-        return jsonlib.loads(text)
+        result = jsonlib.loads(text, parse_constant=_no_json)
+        jsonlib.dumps(result, ensure_ascii=False, allow_nan=False).encode()  # 1e999 is infinity, "\\ud800" has no UTF-8
+        return result
     except OSError as error:
         raise Failure(f"--completed {given}: {error}", Exit.USAGE) from error
     except (ValueError, RecursionError) as error:
@@ -87,6 +96,10 @@ def _result(given: str) -> Any:
             f"result",
             Exit.USAGE,
         ) from error
+
+
+def _no_json(constant: str) -> Any:
+    raise ValueError(f"{constant} is none")
 
 
 def _asked(session: Session, key: str, revision: int | None, outcome: dict[str, Any], *, even_if_running: bool) -> int:
@@ -126,6 +139,19 @@ async def _looked_at(session: Session, key: str) -> Found:
         return await looked_up(toolkit.receipts, key, bucket=session.bucket)
 
 
-async def _settled(session: Session, key: str, **settlement: Any) -> Receipt:
+async def _settled(session: Session, key: str, *, notify: str | None, **settlement: Any) -> tuple[Receipt, bool]:
+    """The receipt, and whether the agent was told (a notice that cannot be filed is no error of the settle's)."""
     async with session.toolkit() as toolkit:
-        return await toolkit.receipts.resolve(key, **settlement)
+        settled = await toolkit.receipts.resolve(key, notify=notify, **settlement)
+        if notify is None:
+            return settled, True
+        try:
+            board = toolkit.run(settled.key.tenant, settled.key.run).notices
+            filed = await board.list(addressee=notify)
+        except NatsReceiptsError:
+            return settled, False
+        return settled, any(each.spec.step == settled.kv_key and _tells_of(each.spec, settled) for each in filed)
+
+
+def _tells_of(spec: NoticeSpec, settled: Receipt) -> bool:
+    return spec.fact.decision == "call-resolved" and (spec.fact.detail or {}).get("revision") == settled.revision

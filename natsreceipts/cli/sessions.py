@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as jsonlib
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -127,7 +128,8 @@ async def show(
     for call_id in sorted(loaded.suspended):
         session.out.line(f"on hold: {plain(call_id)}")
     if open_calls:
-        names = " ".join(f"--guarded {plain(name)}" for name in sorted({call.tool_name for call in open_calls}))
+        tools = sorted({call.tool_name for call in open_calls})  # whatever a model has written
+        names = " ".join(f"--guarded {shlex.quote(plain(name))}" for name in tools)
         session.out.line(f"  $ natsreceipts{session.same_place()} sessions wake {key} --dry-run {names}")
 
 

@@ -124,7 +124,7 @@ def _as_json(session: Session, found: Found, payloads: dict[tuple[str, ...], dic
     else:
         shown = {"key": found.key, "revision": newest.revision, "updated": rfc3339(newest.time)}
         shown |= {"status": status_of(newest)}
-    shown["next"] = advice(found.revisions, found.lease_left, settling(session, found), bucket=session.bucket)
+    shown["next"] = _next(session, found, payloads)
     shown["history"] = [
         {
             "revision": event.revision.revision,
@@ -155,7 +155,7 @@ def _tell(session: Session, found: Found, payloads: dict[tuple[str, ...], dict[s
     tell_history(out, found)
     out.line()
     out.line(("What to do", "bold"))
-    tell_advice(out, advice(found.revisions, found.lease_left, settling(session, found), bucket=session.bucket))
+    tell_advice(out, _next(session, found, payloads))
 
 
 def tell_history(out: Out, found: Found) -> None:
@@ -258,3 +258,12 @@ def _tell_payload(out: Out, payload: dict[str, Any] | None) -> None:
         )
     if len(lines) > _LONGEST:
         out.line(" " * 18 + f"… ({len(lines):,} lines, --json has all)")
+
+
+def _next(session: Session, found: Found, payloads: dict[tuple[str, ...], dict[str, Any]]) -> list[str]:
+    """What to do about the key (`advice`), as its payloads allow."""
+    newest = found.newest.receipt
+    if newest is not None and newest.status == "completed" and "problem" in payloads.get(("result",), {}):
+        gone = "The call is not executed again, and every later attempt gets PayloadMissing"
+        return [f"{gone}: restore the object from a backup of the object store, or go on without the result."]
+    return advice(found.revisions, found.lease_left, settling(session, found), bucket=session.bucket)

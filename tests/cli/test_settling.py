@@ -217,3 +217,30 @@ async def test_a_revision_that_is_not_the_newest_is_not_asked_about(server, name
     ):
         assert await t.end() == 6
     assert "[y/N]" not in t.seen
+
+
+@pytest.mark.parametrize("result", ["NaN", "Infinity", "1e999", '{"a": -1e999}', '"\\ud800"', "{"])
+async def test_what_is_no_json_is_no_result(cli, ambiguous, nc, namespace, result):
+    key, revision = ambiguous
+    async with no_writes(nc, namespace):
+        ended = await cli(
+            "receipts", "resolve", key.kv_key, "--completed", result, *BY, "--yes", "--revision", revision
+        )
+    assert (ended.code, ended.out) == (2, "")
+    assert "is no JSON" in ended.err
+
+
+async def test_an_agent_that_cannot_be_told(cli, ambiguous, toolkit, nc, namespace):
+    """It is settled all the same, and said that the agent was not told."""
+    key, revision = ambiguous
+    await nc.jetstream().delete_stream(f"KV_{namespace}-notices")
+    await nc.jetstream().add_stream(
+        name=f"KV_{namespace}-notices", subjects=[f"$KV.{namespace}-notices.>"], max_msg_size=1, allow_direct=True
+    )
+    ended = await cli(
+        "receipts", "resolve", key.kv_key, "--not-applied", *BY, "--notify", "planner", "--yes", "--revision", revision
+    )
+    assert ended.code == 1
+    assert "settled as failed" in ended.out
+    assert "NOT told" in ended.err
+    assert (await toolkit.receipts.get(key)).status == "failed"

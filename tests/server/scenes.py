@@ -149,6 +149,9 @@ def _illegal(before, record, given_up):
         "failed": {"ambiguous", "completed"},
         "withdrawn": {"withdrawn"},
     }
+    if old == status == "failed" and "resolved" in record and "resolved" not in before:
+        # What became opaque since its attempt was made, and did not say that nothing happened, is for a person.
+        return None if record["effect"] == "opaque" and not before["error"].get("notApplied") else "settled twice"
     if status not in legal[old]:
         return f"{old} was followed by {status}"
     if old == "failed" and status == "completed" and "resolved" not in before and "resolved" not in record:
