@@ -16,6 +16,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import hypothesis
 import nats
 import pytest
 from nats.aio.transport import TcpTransport
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from natsreceipts.embedded import EmbeddedServer
+
+
+# The same examples in every run, so that a run tells of the change and not of its luck; HYPOTHESIS_PROFILE=explore
+# looks for new ones, as the long fault runs do.
+hypothesis.settings.register_profile("steady", derandomize=True)
+hypothesis.settings.register_profile("explore")
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "steady")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
