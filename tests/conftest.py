@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 # The same examples in every run, so that a run tells of the change and not of its luck; HYPOTHESIS_PROFILE=explore
-# looks for new ones, as the long fault runs do.
+# looks for new ones.
 hypothesis.settings.register_profile("steady", derandomize=True)
 hypothesis.settings.register_profile("explore")
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "steady")
