@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from program import streams_of
-from support import bucket_of, lax_bucket, toolkit_of
+from support import bucket_of, lax_bucket, toolkit_of, until
 
 import natsreceipts
 from natsreceipts import InvalidSetting, provision
@@ -22,8 +22,13 @@ async def test_it_makes_what_connect_makes(cli, server, namespace, nc, bucket):
     ended = await cli("up", "--retention", "90d", "--history", "12")
     assert (ended.code, ended.err) == (0, "")
     assert states(ended) == {"made"}
-    js, made = nc.jetstream(), await streams_of(nc, namespace)
-    assert len(ended.lines) == len(made)
+    js = nc.jetstream()
+
+    async def all_made():  # a list of streams may lag behind the making
+        found = await streams_of(nc, namespace)
+        return found if len(found) == len(ended.lines) else None
+
+    made = await until(all_made)
     configs = {name: (await js.stream_info(name)).config for name in made}
     for name in made:
         await js.delete_stream(name)
