@@ -20,7 +20,11 @@ PROGRAM = (sys.executable, "-m", "natsreceipts")
 
 async def streams_of(nc, namespace):
     """The names of all streams of a namespace, also of ones that it is the beginning of."""
-    return sorted(info.config.name for info in await nc.jetstream().streams_info() if namespace in info.config.name)
+    found, page = [], None
+    while page is None or page:  # the server lists 256 at a time
+        page = await nc.jetstream().streams_info(offset=len(found))
+        found += [info.config.name for info in page]
+    return sorted(name for name in found if namespace in name)
 
 
 class Ended(NamedTuple):
