@@ -229,7 +229,10 @@ def end_with_the_show() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--worker"]:
         threading.Thread(target=end_with_the_show, daemon=True).start()
-        sys.exit(asyncio.run(work()))
+        try:
+            sys.exit(asyncio.run(work()))
+        except natsreceipts.Unreachable:  # the show is gone, and its server with it
+            sys.exit(1)
     parser = argparse.ArgumentParser(description="A session that goes on after its workers were killed.")
     how = f"kill a worker before, during or after a call (default: {', '.join(KILLS)}); may be repeated"
     parser.add_argument("--kill-at", action="append", choices=POINTS, metavar="TOOL:POINT", help=how)

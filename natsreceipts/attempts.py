@@ -32,12 +32,10 @@ from natsreceipts.decision import (
     stricter,
 )
 from natsreceipts.errors import (
-    BucketReplaced,
     CorruptRecord,
     InvalidSetting,
     NatsReceiptsError,
     NotClaimed,
-    NotProvisioned,
     NotRecorded,
     PermissionDenied,
     Unreachable,
@@ -52,6 +50,7 @@ from natsreceipts.fence import (
     advance,
     clock,
     newest,
+    raise_refusal,
     report,
 )
 from natsreceipts.seen import Seen, seen_of
@@ -233,8 +232,7 @@ class Attempts:
             )
         except NotWritten as failure:
             attempt.in_flight = None
-            if isinstance(failure.cause, PermissionDenied | NotProvisioned | BucketReplaced):
-                raise failure.cause from None
+            raise_refusal(failure)
             raise NotClaimed(attempt.key, str(failure.cause)).because(failure.cause) from failure.cause
         except InDoubt as failure:
             attempt.in_flight = None

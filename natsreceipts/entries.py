@@ -118,7 +118,7 @@ class Branch(NamedTuple):
 def branch_of(entries: Mapping[str, SessionEntry], tip: str | None, *, stream: str) -> Branch:
     """The chain up from the entry ``tip``. It ends where a parent is no longer kept (a session has a horizon).
 
-    Raises CorruptRecord for a parent that is not before its child, and InvalidTranscript.
+    Raises CorruptRecord for a parent that is not before its child, and for a message that is not of its dialect.
     """
     chain: list[SessionEntry] = []
     entry = entries.get(tip) if tip is not None else None

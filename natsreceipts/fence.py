@@ -18,12 +18,13 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from natsreceipts._jetstream import Accepted, Conflict, RivalInFlight, Unknown
-from natsreceipts.errors import Unreachable
+from natsreceipts.errors import BucketReplaced, NotProvisioned, PermissionDenied, Unreachable, with_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from natsreceipts._jetstream import Bucket, Clock, Entry, Outcome
+    from natsreceipts.identity import ReceiptKey
 
 _T = TypeVar("_T")
 
@@ -38,6 +39,7 @@ __all__ = [
     "clock",
     "newest",
     "patiently",
+    "raise_refusal",
     "report",
 ]
 
@@ -79,6 +81,16 @@ class InDoubt(Exception):
     def __init__(self, cause: Exception | None) -> None:
         self.cause = cause
         super().__init__(str(cause) if cause else "no answer could be had in time")
+
+
+def raise_refusal(failure: NotWritten | InDoubt, key: ReceiptKey | str | None = None) -> None:
+    """Raise the cause of a write that did not go through where it is told as it is: who is to do what stands in it.
+
+    ``key`` is filled in as what it is about.
+    """
+    cause = failure.cause
+    if isinstance(cause, PermissionDenied | NotProvisioned | BucketReplaced):
+        raise (cause if key is None else with_key(cause, key)) from None
 
 
 class HistoryDropped(InDoubt):

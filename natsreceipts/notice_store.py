@@ -12,16 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from natsreceipts.errors import (
-    BucketReplaced,
     CorruptRecord,
     NatsReceiptsError,
-    NotProvisioned,
-    PermissionDenied,
     Unreachable,
     UnsupportedRecord,
     with_key,
 )
-from natsreceipts.fence import InDoubt, Landed, NotWritten, Pace, advance, patiently
+from natsreceipts.fence import InDoubt, Landed, NotWritten, Pace, advance, patiently, raise_refusal
 from natsreceipts.notice_record import Notice, NoticeStatus, corrupt, read_spec, read_status
 
 if TYPE_CHECKING:
@@ -118,8 +115,7 @@ class NoticeStore:
         try:
             outcome = await advance(self.bucket, key, value, expected=0, is_mine=is_mine, pace=pace)
         except NotWritten as failure:
-            if isinstance(failure.cause, PermissionDenied | NotProvisioned | BucketReplaced):
-                raise with_key(failure.cause, key) from None
+            raise_refusal(failure, key)
             raise Unreachable(f"{key}: it was not {done}: {failure}").because(failure.cause) from failure.cause
         except InDoubt as failure:
             raise Unreachable(f"{key}: whether it was {done} is not known ({failure}); {again}").because(

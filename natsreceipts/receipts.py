@@ -12,22 +12,19 @@ from natsreceipts.attempt import Attempt, Blocked, Judged, Resolution
 from natsreceipts.attempts import CLAIM_PATIENCE, Attempts
 from natsreceipts.decision import Ambiguous, Effect
 from natsreceipts.errors import (
-    BucketReplaced,
     CallInFlight,
     CorruptRecord,
     InvalidName,
     InvalidSetting,
     NatsReceiptsError,
     NotClaimed,
-    NotProvisioned,
     NotResolvable,
-    PermissionDenied,
     StaleRevision,
     Unreachable,
     UnsupportedRecord,
     with_key,
 )
-from natsreceipts.fence import InDoubt, NotWritten, Pace, clock, newest, patiently
+from natsreceipts.fence import InDoubt, NotWritten, Pace, clock, newest, patiently, raise_refusal
 from natsreceipts.identity import ReceiptKey, key_token, name_from_token, split_kv_key
 from natsreceipts.notice import check_run, check_text
 from natsreceipts.payload import NotEncodable
@@ -273,8 +270,7 @@ class ReceiptStore:
         except NatsReceiptsError as error:
             raise with_key(error, attempt.key)  # noqa: B904 - it is the same error
         except NotWritten as failure:
-            if isinstance(failure.cause, PermissionDenied | NotProvisioned | BucketReplaced):
-                raise with_key(failure.cause, attempt.key) from None
+            raise_refusal(failure, attempt.key)
             raise Unreachable(f"{attempt.kv_key}: it was not settled: {failure}").because(
                 failure.cause
             ) from failure.cause

@@ -1,14 +1,14 @@
 """The log of a session on the stream: read it, append to it behind a fence, branch.
 
 Every append expects the session's last sequence, so of two writers one is refused (`SessionConflict`). An append
-whose answer was lost is recognised by its entry's id. Request and answer only, no task and no timer.
+whose answer was lost is recognised by its bytes, which hold the entry's id. Request and answer only, no task and no
+timer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,21 +18,19 @@ from pydantic_core import to_json
 from natsreceipts.dialects import DIALECTS, dialect_named
 from natsreceipts.entries import Branch, SessionEntry, branch_of, extended
 from natsreceipts.errors import (
-    BucketReplaced,
     CorruptRecord,
     InvalidName,
     InvalidSetting,
     InvalidTranscript,
-    NotProvisioned,
-    PermissionDenied,
     SessionConflict,
     Unreachable,
 )
-from natsreceipts.fence import InDoubt, Landed, NotWritten, Pace, newest, patiently, report
+from natsreceipts.fence import InDoubt, Landed, NotWritten, Pace, newest, patiently, raise_refusal, report
 from natsreceipts.identity import key_token
 from natsreceipts.wire import CloseInfo, EntryKind, EntryRecord, ReceiptSaid, read_entry
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Callable
 
     from natsreceipts._jetstream import Bucket, Entry
@@ -96,11 +94,6 @@ class SessionStore:
         return self._dialect is not None or self._loaded
 
     @property
-    def loaded(self) -> bool:
-        """Whether the session was read at all."""
-        return self._loaded
-
-    @property
     def tip(self) -> str | None:
         """The id of the entry that the next one follows."""
         return self._tip if self._head is _LOST else self._head
@@ -142,7 +135,7 @@ class SessionStore:
             )
             if found is None or found.revision != entry.seq:
                 return None
-            entry = self.entries[entry.id] = replace(entry, time=_time_of(found))
+            entry = self.entries[entry.id] = replace(entry, time=found.when)
         return entry.time
 
     async def look(self) -> None:
@@ -193,7 +186,7 @@ class SessionStore:
                 f"session {self.session} of {self.tenant} was opened as {self._dialect!r}, and its entry "
                 f"{entry.revision} is in the dialect {record.dialect!r}: open it with that one"
             )
-        return self._add(self._entry_of(record, entry.revision, _time_of(entry)))
+        return self._add(self._entry_of(record, entry.revision, entry.when))
 
     def _entry_of(self, record: EntryRecord, seq: int, when: dt.datetime | None) -> SessionEntry:
         return SessionEntry(
@@ -314,8 +307,7 @@ class SessionStore:
             )
         except NotWritten as failure:
             self._in_doubt = None
-            if isinstance(failure.cause, PermissionDenied | NotProvisioned | BucketReplaced):
-                raise failure.cause from None
+            raise_refusal(failure)
             raise Unreachable(f"session {self.key}: nothing was appended: {failure}").because(
                 failure.cause
             ) from failure.cause
@@ -412,7 +404,3 @@ def _reads_back(value: bytes) -> bool:
     except pydantic.ValidationError:
         return False
     return True
-
-
-def _time_of(entry: Entry) -> dt.datetime:
-    return dt.datetime.fromtimestamp(entry.time / 1e9, dt.UTC)

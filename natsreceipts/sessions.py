@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic_core import from_json, to_json
 
-from natsreceipts import session_verbs
 from natsreceipts.attempts import CLAIM_PATIENCE
 from natsreceipts.errors import InvalidName, InvalidSetting, Unreachable
 from natsreceipts.fence import patiently
 from natsreceipts.identity import key_token, name_from_token
 from natsreceipts.reconcile import ReconcileReport, append_marker, checked_effects, reconcile
 from natsreceipts.session_store import SessionStore
-from natsreceipts.session_verbs import checked_ids
+from natsreceipts.session_verbs import append_message, checked_ids, compact, entry_of, resume, suspend
 from natsreceipts.shown import shown_messages
 from natsreceipts.transcript import RequestView, request_view, tool_calls_of, tool_result_message
 from natsreceipts.wake import Guarded, Waker
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
 
     from natsreceipts._jetstream import Bucket, Entry
@@ -81,8 +80,7 @@ class SessionSummary:
 
 def _summary(entry: Entry) -> SessionSummary:
     tenant, _, session = entry.key.partition(".")
-    when = dt.datetime.fromtimestamp(entry.time / 1e9, dt.UTC)
-    return SessionSummary(entry.key, name_from_token(tenant), name_from_token(session), entry.revision, when)
+    return SessionSummary(entry.key, name_from_token(tenant), name_from_token(session), entry.revision, entry.when)
 
 
 class Sessions:
@@ -246,7 +244,7 @@ class SessionLog:
         Raises InvalidTranscript for a message that is not of the session's dialect or no plain JSON, and
         InvalidSetting for one that is larger than the server takes.
         """
-        return await session_verbs.append_message(self._store, message, run=run, entry_id=entry_id)
+        return await append_message(self._store, message, run=run, entry_id=entry_id)
 
     async def branch(self, entry: SessionEntry | str | None) -> None:
         """Let the next entry follow ``entry`` (or its id; None: begin anew) instead of the newest.
@@ -262,14 +260,14 @@ class SessionLog:
 
         Raises InvalidName for an id that no call without a result has.
         """
-        return await session_verbs.suspend(self._store, tool_call_ids)
+        return await suspend(self._store, tool_call_ids)
 
     async def resume(self, tool_call_ids: Collection[str]) -> SessionEntry:
         """Release calls from hold, and return the entry that their claims name from here on (the ambient one, too).
 
         Raises InvalidName for an id that is not suspended.
         """
-        return await session_verbs.resume(self._store, tool_call_ids)
+        return await resume(self._store, tool_call_ids)
 
     async def entry_of(self, tool_call_id: str) -> SessionEntry:
         """The entry that a claim of this call names: of its latest call, or the resume that released it.
@@ -278,7 +276,7 @@ class SessionLog:
         a later call that reuses the id for its own. The entry becomes the ambient one. Raises InvalidName, and
         SessionConflict where `context` has shown what somebody else wrote.
         """
-        return await session_verbs.entry_of(self._store, tool_call_id)
+        return await entry_of(self._store, tool_call_id)
 
     async def compact(self, message: Message, *, keep_from: SessionEntry | str | None = None) -> SessionEntry:
         """Let ``message`` (a summary) stand for everything before ``keep_from`` in what is sent to a model.
@@ -287,7 +285,7 @@ class SessionLog:
         log itself keeps everything. Raises InvalidName for an entry that is not on the active branch, InvalidSetting
         where a call without a result would be summed up.
         """
-        return await session_verbs.compact(self._store, message, keep_from=keep_from)
+        return await compact(self._store, message, keep_from=keep_from)
 
     async def context(self) -> RequestView:
         """What to send to the model: ``.messages``, as its API accepts them, and how they differ from the log.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from natsreceipts.errors import BucketReplaced, NotProvisioned, PermissionDenied, Unreachable
-from natsreceipts.fence import InDoubt, Landed, NotWritten, advance
+from natsreceipts.errors import Unreachable
+from natsreceipts.fence import InDoubt, Landed, NotWritten, advance, raise_refusal
 from natsreceipts.wire import ReceiptRecord, read_receipt
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ async def withdraw(
             pace=pace,
         )
     except (NotWritten, InDoubt) as failure:
-        if isinstance(failure.cause, PermissionDenied | NotProvisioned | BucketReplaced):
-            raise failure.cause from None
+        raise_refusal(failure)
         raise Unreachable(
             f"{key.kv_key}: that a claim from before is refused could not be written ({failure}), so the model is told "
             f"nothing yet; wake the session again"

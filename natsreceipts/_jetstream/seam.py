@@ -87,6 +87,11 @@ class Entry(NamedTuple):
         """The timestamp in nanoseconds since the epoch. Most reads never need it."""
         return nanoseconds(self.stamp)
 
+    @property
+    def when(self) -> dt.datetime:
+        """The timestamp as a datetime in UTC, to the microsecond."""
+        return dt.datetime.fromtimestamp(self.time / 1e9, dt.UTC)
+
 
 class Clock(NamedTuple):
     """The leader's clock: ``now`` and when it became leader (0 on a single server), nanoseconds since the epoch."""

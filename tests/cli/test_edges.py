@@ -98,7 +98,7 @@ def as_user(server, name, password=None):
 
 
 async def test_a_wrong_password(guarded):
-    for verb in VERBS[::4]:  # each is tried for all of its time-out
+    for verb in VERBS:
         ended = await as_user(guarded[0], "reader", "wrong")(*verb)
         assert (ended.code, ended.out) == (4, "")
         assert "authorization" in ended.error.lower()

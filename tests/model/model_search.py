@@ -84,13 +84,16 @@ def _way(came: dict[World, tuple[World, str] | None], world: World) -> list[str]
 
 
 def walk(model: Model, *, seed: int, seconds: float = 60.0, walks: int = 1_000_000, longest: int = 200) -> Found:
-    """Walk at random from the start up to ``walks`` times, each time until nobody can do anything more."""
+    """Walk at random from the start up to ``walks`` times, each time until nobody can do anything more.
+
+    A slow machine takes longer than ``seconds`` for the first 500, which are few.
+    """
     chance = random.Random(seed)
     began = time.perf_counter()
     steps = walked = 0
     ends: set[str] = set()
     kinds: set[str] = set()
-    while walked < walks and time.perf_counter() - began < seconds:
+    while walked < walks and (walked < 500 or time.perf_counter() - began < seconds):
         walked += 1
         world = model.start
         schedule: list[str] = []

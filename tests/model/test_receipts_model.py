@@ -190,7 +190,7 @@ def test_no_random_walk_of_a_big_world_breaks_a_promise(name: str) -> None:
     found = walk(BIG[name], seed=SEED, seconds=SECONDS)
     print(f"{name}, MODEL_SEED={SEED}: {found}")
     assert found.problem is None, f"MODEL_SEED={SEED}: {found}"
-    assert "completed" in found.seen or found.states < 500, "a slow machine does not get far enough in its time"
+    assert "completed" in found.seen
 
 
 @pytest.mark.parametrize("name", MUTANTS)
