@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
+    from nats.aio.transport import Transport
 
-__all__ = ["Connection", "NoResponders", "NotSent", "Reply", "checked_servers", "opened"]
+__all__ = ["Connection", "NoResponders", "NotSent", "Reply", "checked_servers", "close_client", "opened"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -378,12 +379,14 @@ def _without_secrets(url: str) -> str:
     return scheme + separator + rest.rpartition("@")[2]
 
 
-async def _closed(client: Client) -> None:
-    """Close a client of our own, whatever state it is in.
+async def close_client(client: Client) -> None:
+    """Close a client of our own, whatever state it is in, and leave none of its tasks behind.
 
-    nats-py's close() fails on a client that never got as far as a server. And where it reconnects just then, close()
+    nats-py's close() fails on a client that never got as far as a server. Where it reconnects just then, close()
     cancels the task that waits for the old transport, with it the future that both wait for, and so raises a
-    CancelledError that nobody asked for.
+    CancelledError that nobody asked for. And before Python 3.12 the reconnecting task loses a cancel that arrives
+    with the refusal of the server it tries (asyncio.wait_for raises the refusal instead): it would go on for ever, and
+    connect a client that is closed.
     """
     task = asyncio.current_task()
     asked = task.cancelling() if task is not None else 0
@@ -393,6 +396,20 @@ async def _closed(client: Client) -> None:
     except asyncio.CancelledError:
         if task is None or task.cancelling() > asked:
             raise
+    finally:
+        await _reconnecting_ended(client)
+
+
+async def _reconnecting_ended(client: Client) -> None:
+    task: asyncio.Task[None] | None = getattr(client, "_reconnection_task", None)
+    if task is None or task.done():
+        return
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.1)
+    transport: Transport | None = getattr(client, "_transport", None)
+    if transport is not None:  # it may have been let in meanwhile
+        transport.close()
 
 
 @contextlib.asynccontextmanager
@@ -434,17 +451,17 @@ async def opened(
         async with asyncio.timeout(connect_timeout):
             await client.connect(urls, **settings)
     except (FileNotFoundError, PermissionError, ImportError, ValueError, TypeError) as error:
-        await _closed(client)
+        await close_client(client)
         raise InvalidSetting(f"{shown} cannot be connected to with these settings: {error}") from error
     except (TimeoutError, nats.errors.Error, OSError) as error:
-        await _closed(client)
+        await close_client(client)
         cause = callbacks.last or error
         raise Unreachable(
             f"no NATS server at {shown} let us in within {connect_timeout:g} s ({cause}): check the address, "
             f"the credentials and that the server runs"
         ).because(cause) from cause
     except BaseException:
-        await _closed(client)
+        await close_client(client)
         raise
     connection = Connection(client)
     callbacks.connection = connection
@@ -453,4 +470,4 @@ async def opened(
         yield connection
     finally:
         await connection.close()
-        await _closed(client)
+        await close_client(client)

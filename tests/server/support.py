@@ -14,6 +14,7 @@ import nats.js.errors
 from nats.js.api import StreamConfig
 
 from natsreceipts import connect
+from natsreceipts._jetstream.connection import close_client
 
 LEASE = 30.0
 """Seconds: of calls in which no lease ends and no heartbeat is due, even on a machine that stands still for a while."""
@@ -36,7 +37,7 @@ async def client_of(url, **settings):
     try:
         yield client
     finally:
-        await client.close()
+        await close_client(client)
 
 
 async def flushed(client):

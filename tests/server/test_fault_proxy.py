@@ -14,6 +14,7 @@ from nats.js.api import StreamConfig
 from nats.js.errors import APIError, NotFoundError
 from support import flushed
 
+from natsreceipts._jetstream.connection import close_client
 from natsreceipts.testing import FaultProxy, Published
 from natsreceipts.testing.frames import Parser
 
@@ -25,7 +26,7 @@ async def client_of(url, **options):
     try:
         yield client
     finally:
-        await client.close()
+        await close_client(client)
 
 
 async def _ignore(_error):

@@ -825,3 +825,26 @@ async def test_the_pulse_of_a_closed_toolkit(server, namespace, bucket):
     call.result = 1
     with pytest.raises(NotRecorded):
         await call.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("later", range(8))
+async def test_closing_in_the_moment_in_which_a_server_refuses(own_server, namespace, monkeypatch, later):
+    """nats-py's reconnecting task may lose that cancel; `_no_task_left` sees a task that goes on after the close."""
+    closing, refused = asyncio.Event(), asyncio.Event()
+
+    async def refuse(*_, **__):
+        refused.set()
+        for _tick in range(8):
+            await asyncio.sleep(0)
+        closing.set()
+        for _tick in range(later):
+            await asyncio.sleep(0)
+        raise ConnectionRefusedError
+
+    async with toolkit_of(own_server.url, namespace) as toolkit:
+        assert await toolkit.run("acme", "run-1").execute("send", ARGS, Effect("sent")) == "sent"
+        monkeypatch.setattr("asyncio.open_connection", refuse)
+        await own_server.stop()
+        await refused.wait()
+        closing.clear()
+        await closing.wait()
