@@ -100,38 +100,35 @@ class HistoryDropped(InDoubt):
 class Pace:
     """How long a try lasts, the pauses between tries, and the end of trying. Seconds, on the loop's clock."""
 
-    __slots__ = ("_bucket", "_longest", "_loop", "_pause", "_shortest", "_try", "deadline")
+    __slots__ = ("_bucket", "_longest", "_pause", "_shortest", "_try", "deadline", "now")
 
     def __init__(self, bucket: Bucket, *, lease: float, patience: float) -> None:
+        self.now = asyncio.get_running_loop().time
+        """The loop's clock."""
         self._bucket = bucket
-        self._loop = asyncio.get_running_loop()
         self._pause = _FIRST_PAUSE
         self._longest = min(_LONGEST_TRY, lease / 3)
         self._try = min(_SHORTEST_TRY, self._longest)
         self._shortest = min(0.05, patience / 4)
-        self.deadline = self._loop.time() + patience - self._shortest
-
-    def now(self) -> float:
-        """The loop's clock."""
-        return self._loop.time()
+        self.deadline = self.now() + patience - self._shortest
 
     @property
     def over(self) -> bool:
         """Whether the deadline has come, or no answer can come any more."""
-        return self._loop.time() >= self.deadline or self._bucket.closed
+        return self.now() >= self.deadline or self._bucket.closed
 
     def next_try(self) -> float:
         """How long the next try may last: 2 to 5 s, never more than a third of the lease, nor past the deadline."""
         length = self._try
         self._try = min(length * 1.5, self._longest)
         # A try is never cut so short that it must time out: it would hide what the tries before it were told.
-        return max(min(length, self.deadline - self._loop.time()), self._shortest)
+        return max(min(length, self.deadline - self.now()), self._shortest)
 
     async def pause(self) -> None:
         """Wait before the next try: jittered, doubling up to a second."""
         length = self._pause * (0.5 + self._bucket.jitter())
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
-        await asyncio.sleep(max(0.0, min(length, self.deadline - self._loop.time())))
+        await asyncio.sleep(max(0.0, min(length, self.deadline - self.now())))
 
 
 async def newest(bucket: Bucket, key: str, pace: Pace) -> Entry | None:
@@ -160,14 +157,14 @@ class _Sending:
 
     __slots__ = ("_bucket", "_first", "_known", "_known_before", "_pace", "cause", "conflict", "doubt", "sent")
 
-    def __init__(self, bucket: Bucket, *, pace: Pace, doubt: bool) -> None:
+    def __init__(self, bucket: Bucket, *, pace: Pace, doubt: bool, known: int, sent: float) -> None:
         self._bucket = bucket
         self._pace = pace
         self._first = not doubt
-        self._known = bucket.high_water
+        self._known = known
         # Of a write that was sent before it is not known what was known then.
-        self._known_before = 0 if doubt else bucket.high_water
-        self.sent = pace.now()
+        self._known_before = 0 if doubt else known
+        self.sent = sent
         self.doubt = doubt
         """Whether an earlier send may have been stored, or may yet be."""
         self.conflict = False
@@ -229,13 +226,14 @@ async def advance(
     that was sent before: it is looked for first. Raises `NotWritten` (certainly not stored), `InDoubt` (unknown at
     the deadline), and BucketReplaced, NotProvisioned or PermissionDenied from the seam.
     """
-    sending = _Sending(bucket, pace=pace, doubt=doubt)
-    look_first = doubt
+    known, sent = bucket.high_water, pace.now()
+    outcome = None if doubt else await bucket.put(key, value, expected=expected, timeout=pace.next_try())
+    if type(outcome) is Accepted and outcome.revision > known:
+        return Landed(outcome.revision, sent)
+    sending = _Sending(bucket, pace=pace, doubt=doubt, known=known, sent=sent)
     while True:
-        if not look_first:
-            settled = sending.take(await bucket.put(key, value, expected=expected, timeout=pace.next_try()))
-            if settled is not None:
-                return settled
+        if outcome is not None and (settled := sending.take(outcome)) is not None:
+            return settled
         look_first = False
         sending.check_time()
         if sending.doubt:
@@ -253,6 +251,7 @@ async def advance(
                 # Older than what this writer saw, or older than what refused it: a stale read, so read again.
                 look_first = revision < expected or sending.conflict
         await pace.pause()
+        outcome = None if look_first else await bucket.put(key, value, expected=expected, timeout=pace.next_try())
 
 
 async def report(
@@ -270,13 +269,14 @@ async def report(
     ``is_this_write`` recognises the write by its own nonce. ``doubt`` is for a write that was sent before: it is
     looked for first. Raises as `advance`, and `HistoryDropped` where the history no longer tells.
     """
-    sending = _Sending(bucket, pace=pace, doubt=doubt)
-    look_first = doubt
+    known, sent = bucket.high_water, pace.now()
+    outcome = None if doubt else await bucket.put(key, value, expected=expected, timeout=pace.next_try())
+    if type(outcome) is Accepted and outcome.revision > known:
+        return Landed(outcome.revision, sent)
+    sending = _Sending(bucket, pace=pace, doubt=doubt, known=known, sent=sent)
     while True:
-        if not look_first:
-            settled = sending.take(await bucket.put(key, value, expected=expected, timeout=pace.next_try()))
-            if settled is not None:
-                return settled
+        if outcome is not None and (settled := sending.take(outcome)) is not None:
+            return settled
         look_first = False
         sending.check_time()
         if sending.doubt:
@@ -298,3 +298,4 @@ async def report(
                 sending.cause = sending.cause or error
                 look_first = True
         await pace.pause()
+        outcome = None if look_first else await bucket.put(key, value, expected=expected, timeout=pace.next_try())
