@@ -12,6 +12,8 @@ import inspect
 import os
 import secrets
 import shutil
+import signal
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -50,7 +52,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Run again what failed because the machine stood still."""
+    """Run again what failed because the machine stood still, and let children be interrupted.
+
+    A shell that starts something in the background has it ignore Ctrl-C, and so would every process of the tests.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Standstill(), "standstill")
 
 
