@@ -105,8 +105,12 @@ class Attempts:
 
     @property
     def bucket(self) -> Bucket:
-        """The bucket below."""
+        """The bucket below, which may be several in one."""
         return self._bucket
+
+    def name_of(self, key: ReceiptKey) -> str:
+        """The name of the bucket that holds a receipt, as the ``nats`` CLI knows it."""
+        return self._bucket.of(key.kv_key).name
 
     @property
     def unfinished(self) -> bool:
@@ -136,18 +140,18 @@ class Attempts:
 
     async def load_held(self, attempt: Attempt, payload: Payload) -> Any:
         """The value of a payload of the record by which the attempt holds the call. Raises as `load`."""
-        return await self._payloads.load(self._bucket.name, attempt.key, attempt.revision, payload)
+        return await self._payloads.load(self.name_of(attempt.key), attempt.key, attempt.revision, payload)
 
     async def load(self, seen: Seen, payload: Payload | None) -> Any:
         """The value of a payload of a record. Raises PayloadMissing, CorruptRecord, Unreachable."""
         if payload is None:
-            raise CorruptRecord(self._bucket.name, seen.record.key, seen.revision, "it has no result")
-        return await self._payloads.load(self._bucket.name, seen.record.key, seen.revision, payload)
+            raise CorruptRecord(self.name_of(seen.record.key), seen.record.key, seen.revision, "it has no result")
+        return await self._payloads.load(self.name_of(seen.record.key), seen.record.key, seen.revision, payload)
 
     async def look(self, attempt: Attempt, pace: Pace) -> Seen | None:
         """The newest revision of the attempt's key, from the leader. Raises as `get`."""
         entry = await newest(self._bucket, attempt.kv_key, pace)
-        return None if entry is None else seen_of(self._bucket.name, attempt.key, entry)
+        return None if entry is None else seen_of(self.name_of(attempt.key), attempt.key, entry)
 
     async def prefetch(self, pattern: str, *, most_keys_bytes: tuple[int, int], pace: Pace) -> dict[str, Entry] | None:
         """The newest entries of the keys that match, by KV key, in one request; None where they are too many.
@@ -207,7 +211,7 @@ class Attempts:
 
     async def _look_past(self, attempt: Attempt, revision: int, pace: Pace, entry: Entry | None = None) -> Seen:
         """What overtook a write on ``revision``. A read that does not show it is stale, so it is read again."""
-        seen = seen_of(self._bucket.name, attempt.key, entry) if entry else await self.look(attempt, pace)
+        seen = seen_of(self.name_of(attempt.key), attempt.key, entry) if entry else await self.look(attempt, pace)
         while seen is None or seen.revision <= revision:
             if pace.over:
                 raise InDoubt(Unreachable("the server refused a write as overtaken, and reads do not show by what"))
@@ -250,7 +254,7 @@ class Attempts:
         if isinstance(outcome, Landed):
             attempt.sent = outcome.sent
             if outcome.entry is not None:
-                attempt.found(seen_of(self._bucket.name, attempt.key, outcome.entry).record, outcome.revision)
+                attempt.found(seen_of(self.name_of(attempt.key), attempt.key, outcome.entry).record, outcome.revision)
             elif attempt.body is not None:
                 attempt.wrote(write, outcome.revision)
                 attempt.number, attempt.token, attempt.running = 1, token, True
@@ -332,7 +336,7 @@ class Attempts:
         left = full - attempt.watched(seen.revision, pace.now())
         if left <= 0:
             return left
-        now, leader_since = await clock(self._bucket, pace)
+        now, leader_since = await clock(self._bucket.of(attempt.kv_key), pace)
         return min(left, full - (now - max(seen.time, leader_since)) / 1e9)
 
     def _fresh_claim(self, attempt: Attempt) -> Write:
@@ -382,7 +386,7 @@ class Attempts:
     def _holds(self, key: ReceiptKey, token: str, entry: Entry) -> bool:
         if entry.erased:
             return False
-        record = read_receipt(self._bucket.name, key, entry.revision, entry.value)
+        record = read_receipt(self.name_of(key), key, entry.revision, entry.value)
         return record.status in ("running", "ambiguous") and record.holder is not None and record.holder.token == token
 
     # ------------------------------------------------------------------ holding
@@ -424,7 +428,7 @@ class Attempts:
                 attempt.wrote(write, outcome.revision)
                 attempt.running = True
             else:
-                attempt.found(seen_of(self._bucket.name, attempt.key, outcome.entry).record, outcome.revision)
+                attempt.found(seen_of(self.name_of(attempt.key), attempt.key, outcome.entry).record, outcome.revision)
             # What was read back in a doubt may be an older write of this attempt, from which the lease already runs.
             if attempt.running and attempt.held.write == write.nonce:
                 attempt.sent = outcome.sent
@@ -481,7 +485,7 @@ class Attempts:
     def _wrote(self, key: ReceiptKey, nonce: str, entry: Entry) -> bool:
         if entry.erased:
             return False
-        return read_receipt(self._bucket.name, key, entry.revision, entry.value).write == nonce
+        return read_receipt(self.name_of(key), key, entry.revision, entry.value).write == nonce
 
     def _completed_by(self, attempt: Attempt, seen: Seen) -> bool:
         record = seen.record

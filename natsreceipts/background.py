@@ -8,9 +8,9 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 
-__all__ = ["Gate", "Pulse", "Stragglers", "all_done", "all_of", "see_through"]
+__all__ = ["Gate", "Pulse", "Stragglers", "all_done", "all_of", "merged", "see_through"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -148,3 +148,27 @@ async def all_of(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
         if isinstance(each, BaseException):
             raise each
     return cast("list[_T]", found)
+
+
+async def merged(sources: Sequence[AsyncGenerator[_T, None]]) -> AsyncGenerator[_T, None]:
+    """What several generators yield, as it comes, until the first of them raises. Closing this closes them all."""
+    nexts: dict[asyncio.Future[_T], AsyncGenerator[_T, None]] = {}
+    try:
+        nexts |= {asyncio.ensure_future(anext(source)): source for source in sources}
+        while nexts:
+            done, _ = await asyncio.wait(nexts, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                source = nexts.pop(each)
+                try:
+                    item = each.result()
+                except StopAsyncIteration:
+                    continue
+                nexts[asyncio.ensure_future(anext(source))] = source
+                yield item
+    finally:
+        for each in nexts:
+            each.cancel()
+        if nexts:
+            await see_through(all_done(set(nexts)), within=None)
+        for source in sources:
+            await source.aclose()

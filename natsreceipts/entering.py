@@ -48,7 +48,7 @@ async def recorded(store: Attempts, key: ReceiptKey, options: CallOptions, entry
     if quick is not None:
         return True, typed(key, options, quick.result)
     try:
-        seen = seen_of(store.bucket.name, key, entry)
+        seen = seen_of(store.name_of(key), key, entry)
     except (CorruptRecord, UnsupportedRecord):
         return False, None  # it may have been mended since: the leader's word counts
     if seen.record.status != "completed":
@@ -119,7 +119,7 @@ class Entering:
         if quick is not None:
             return quick
         with contextlib.suppress(ReceiptErased, CorruptRecord, UnsupportedRecord):
-            seen = seen_of(self._store.bucket.name, self._attempt.key, entry)
+            seen = seen_of(self._store.name_of(self._attempt.key), self._attempt.key, entry)
             if seen.record.status == "completed":
                 return seen
         return await self._store.look(self._attempt, pace)

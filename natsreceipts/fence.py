@@ -226,6 +226,7 @@ async def advance(
     that was sent before: it is looked for first. Raises `NotWritten` (certainly not stored), `InDoubt` (unknown at
     the deadline), and BucketReplaced, NotProvisioned or PermissionDenied from the seam.
     """
+    bucket = bucket.of(key)
     known, sent = bucket.high_water, pace.now()
     outcome = None if doubt else await bucket.put(key, value, expected=expected, timeout=pace.next_try())
     if type(outcome) is Accepted and outcome.revision > known:
@@ -269,6 +270,7 @@ async def report(
     ``is_this_write`` recognises the write by its own nonce. ``doubt`` is for a write that was sent before: it is
     looked for first. Raises as `advance`, and `HistoryDropped` where the history no longer tells.
     """
+    bucket = bucket.of(key)
     known, sent = bucket.high_water, pace.now()
     outcome = None if doubt else await bucket.put(key, value, expected=expected, timeout=pace.next_try())
     if type(outcome) is Accepted and outcome.revision > known:

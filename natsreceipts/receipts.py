@@ -1,4 +1,4 @@
-"""The receipts of one bucket as people and programs look at them, and settle what nobody knows."""
+"""The receipts of a namespace as people and programs look at them, and settle what nobody knows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from natsreceipts._jetstream import Entry
 from natsreceipts.attempt import Attempt, Blocked, Judged, Resolution
 from natsreceipts.attempts import CLAIM_PATIENCE, Attempts
+from natsreceipts.background import merged
 from natsreceipts.decision import Ambiguous, Effect
 from natsreceipts.errors import (
     CallInFlight,
@@ -60,12 +61,16 @@ _UNSET: Any = object()
 
 
 class ReceiptStore:
-    """The receipts of one bucket. ``get``, ``list``, ``history``, ``revisions`` and ``watch`` never write."""
+    """The receipts of a namespace. ``get``, ``list``, ``history``, ``revisions`` and ``watch`` never write."""
 
     def __init__(self, bucket: Bucket, attempts: Attempts, announcer: Announcer) -> None:
         self._bucket = bucket
         self._attempts = attempts
         self._announcer = announcer
+
+    def bucket(self, key: ReceiptKey | str) -> str:
+        """The name of the bucket that holds a receipt, as the ``nats`` CLI knows it. Raises InvalidName."""
+        return self._bucket.of(_kv_key(key)).name
 
     async def get(self, key: ReceiptKey | str) -> Receipt | None:
         """The receipt of a call (a ReceiptKey or its KV key), or None where none was ever written.
@@ -76,7 +81,7 @@ class ReceiptStore:
         entry = await self._newest(key)
         if entry is None:
             return None
-        seen = seen_of(self._bucket.name, key, entry)
+        seen = seen_of(self.bucket(key), key, entry)
         receipt = self._view(seen)
         if not receipt.large:
             return receipt
@@ -115,7 +120,7 @@ class ReceiptStore:
         problem: NatsReceiptsError | None = None
         if not entry.erased:
             try:
-                receipt = self._view(seen_of(self._bucket.name, key, entry))
+                receipt = self._view(seen_of(self.bucket(key), key, entry))
             except (CorruptRecord, UnsupportedRecord) as error:
                 problem = error
         return Revision(entry.revision, _time(entry.time), receipt, entry.erased, problem, entry.value)
@@ -186,19 +191,27 @@ class ReceiptStore:
         the toolkit is closed. With ``unreadable`` that is called with what cannot be read, and the watch goes on.
         """
         pattern = _pattern(tenant, run, tool)
+        parts = [self._watch(bucket, pattern, unreadable) for bucket in self._bucket.parts(pattern)]
+        async with contextlib.aclosing(parts[0] if len(parts) == 1 else merged(parts)) as receipts:
+            async for receipt in receipts:
+                yield receipt
+
+    async def _watch(
+        self, bucket: Bucket, pattern: str, unreadable: Callable[[NatsReceiptsError], None] | None
+    ) -> AsyncGenerator[Receipt, None]:
         revision = 0
-        async with self._bucket.hints(pattern) as hint:
+        async with bucket.hints(pattern) as hint:
             latest: dict[str, Entry] | None = {}
             while True:
                 try:
-                    async for entry in self._after(pattern, revision):
+                    async for entry in _after(bucket, pattern, revision):
                         revision = entry.revision
                         if latest is not None:
                             latest[entry.key] = entry
                         elif (receipt := self._shown(entry, unreadable)) is not None:
                             yield receipt
                 except Unreachable:
-                    if self._bucket.closed:
+                    if bucket.closed:
                         raise
                     await hint.wait(_WATCH_AGAIN)
                     continue
@@ -256,7 +269,7 @@ class ReceiptStore:
             attempt = Attempt(names, effect=Effect.OPAQUE, lease=30.0)
             standing = Judged(self._erased(names), revision)
         else:
-            seen = seen_of(self._bucket.name, key, entry)
+            seen = seen_of(self.bucket(key), key, entry)
             if seen.revision != revision:
                 raise StaleRevision(key, revision=revision, current=seen.revision, status=seen.record.status)
             _check_notifiable(seen.record.key, notify)
@@ -304,7 +317,7 @@ class ReceiptStore:
             return StaleRevision(key, revision=revision, current=0, status="absent")
         status = "erased" if entry.erased else "unreadable"
         with contextlib.suppress(NatsReceiptsError):
-            status = seen_of(self._bucket.name, key, entry).record.status
+            status = seen_of(self.bucket(key), key, entry).record.status
         return StaleRevision(key, revision=revision, current=entry.revision, status=status)
 
     async def _standing(self, attempt: Attempt, seen: Seen, *, even_if_running: bool) -> Judged:
@@ -371,19 +384,11 @@ class ReceiptStore:
         except NatsReceiptsError as error:
             raise with_key(error, key)  # noqa: B904 - it is the same error
 
-    async def _after(self, pattern: str, revision: int) -> AsyncIterator[Entry]:
-        whole = False
-        while not whole:
-            entries, whole = await self._bucket.since(pattern, revision, timeout=_READ_PATIENCE)
-            for entry in entries:
-                revision = entry.revision
-                yield entry
-
     def _shown(self, entry: Entry, unreadable: Callable[[NatsReceiptsError], None] | None) -> Receipt | None:
         if entry.erased:
             return None
         try:
-            return self._view(seen_of(self._bucket.name, entry.key, entry))
+            return self._view(seen_of(self.bucket(entry.key), entry.key, entry))
         except (CorruptRecord, UnsupportedRecord) as error:
             if unreadable is None:
                 raise
@@ -396,7 +401,9 @@ class ReceiptStore:
         try:
             return payload.value()
         except ValueError as error:
-            raise CorruptRecord(self._bucket.name, seen.record.key, seen.revision, f"payload: {error}") from error
+            raise CorruptRecord(
+                self.bucket(seen.record.key), seen.record.key, seen.revision, f"payload: {error}"
+            ) from error
 
     def _view(self, seen: Seen) -> Receipt:
         record = seen.record
@@ -418,6 +425,15 @@ class ReceiptStore:
             lease=record.lease_ms / 1000 if record.lease_ms else None,
             record=record,
         )
+
+
+async def _after(bucket: Bucket, pattern: str, revision: int) -> AsyncIterator[Entry]:
+    whole = False
+    while not whole:
+        entries, whole = await bucket.since(pattern, revision, timeout=_READ_PATIENCE)
+        for entry in entries:
+            revision = entry.revision
+            yield entry
 
 
 def _check_notifiable(key: ReceiptKey, notify: str | None) -> None:

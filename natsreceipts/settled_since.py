@@ -78,7 +78,7 @@ async def settled_since(
     if found is None or found.revision <= told.revision:
         return None
     try:
-        seen = seen_of(bucket.name, told.key, found)
+        seen = seen_of(bucket.of(told.key).name, told.key, found)
         record = seen.record
         if record.attempts != told.attempts:
             return None

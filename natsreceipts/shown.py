@@ -74,7 +74,7 @@ async def shown_messages(store: SessionStore, attempts: Attempts, late: dict[str
         if found is None or found.revision <= told.revision:
             return message
         try:
-            seen = seen_of(attempts.bucket.name, told.key, found)
+            seen = seen_of(attempts.bucket.of(told.key).name, told.key, found)
             record = seen.record
             if record.status != "completed" or record.attempts != told.attempts:
                 return message

@@ -58,7 +58,7 @@ from natsreceipts.withdrawal import withdraw
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from natsreceipts._jetstream import Clock
+    from natsreceipts._jetstream import Bucket, Clock
     from natsreceipts.attempts import Attempts
     from natsreceipts.entries import CallSite, SessionEntry
     from natsreceipts.fence import Pace
@@ -214,10 +214,17 @@ class Waker:
                 evidence.cases.append(case)
         told: dict[str, _Told] = {}
         if found:
-            now = await patiently(self._pace(), lambda timeout: self._bucket.clock(timeout=timeout))
+            buckets = {bucket.name: bucket for bucket in map(self._bucket.of, found)}
+            clocks = await all_of(
+                patiently(self._pace(), lambda timeout, bucket=bucket: bucket.clock(timeout=timeout))
+                for bucket in buckets.values()
+            )
+            now = dict(zip(buckets, clocks, strict=True))
             await all_of(map(self._look, found.values()))
             await self._refuse_if_busy(found.values())
-            judged = await all_of(self._judge(each, now, position) for each in found.values())
+            judged = await all_of(
+                self._judge(each, now[self._attempts.name_of(each.key)], position) for each in found.values()
+            )
             told = dict(zip(found, judged, strict=True))
         return [
             (case, found[case.key.kv_key], told[case.key.kv_key])
@@ -233,7 +240,7 @@ class Waker:
         key = evidence.key
         try:
             entry = await newest(self._bucket, key.kv_key, self._pace())
-            evidence.seen = seen_of(self._bucket.name, key, entry) if entry is not None else None
+            evidence.seen = seen_of(self._attempts.name_of(key), key, entry) if entry is not None else None
         except (ReceiptErased, CorruptRecord, UnsupportedRecord) as error:
             _log.warning("wake: %s", error)
             evidence.said = "erased" if isinstance(error, ReceiptErased) else "unreadable"
@@ -264,7 +271,7 @@ class Waker:
             return self._unproven(case, f"its receipt is {evidence.said}")
         if seen is None or seen.record.status == "withdrawn":
             for each in evidence.cases:
-                if doubt := await self._doubt(each, now):
+                if doubt := await self._doubt(each, self._bucket.of(evidence.key.kv_key), now):
                     return self._unproven(case, doubt)
             await self._fence(evidence, position)
             why = "no attempt was ever made, and from before this none can be made any more"
@@ -308,7 +315,7 @@ class Waker:
             evidence.said = "unreadable"
             return self._unproven(evidence.cases[0], str(error))
 
-    async def _doubt(self, case: _Case, now: Clock) -> str:
+    async def _doubt(self, case: _Case, bucket: Bucket, now: Clock) -> str:
         """Why it proves nothing that there is no attempt; empty where it does."""
         if not case.guarded:
             return "the tool only reads, and leaves no receipt"
@@ -319,9 +326,9 @@ class Waker:
         if called is None:
             return "its entry is no longer kept"
         when = called.timestamp()
-        if when < self._bucket.created / 1e9:
+        if when < bucket.created / 1e9:
             return "the call is older than the bucket"
-        horizon = self._bucket.retention
+        horizon = bucket.retention
         if horizon and now.now / 1e9 - when >= horizon - min(_DAY, horizon / 10):
             return "the call is older than receipts are kept for"
         return ""

@@ -26,6 +26,7 @@ async def withdraw(
     receipt has moved on, so look again. A fence never goes down. Raises Unreachable where it could not be written or
     that is not known (it does no harm where it stands: nobody was told anything), and what the seam raises.
     """
+    bucket = bucket.of(key.kv_key)
     fences = dict(seen.record.fences or {}) if seen is not None else {}
     if seen is not None and fences.get(token, -1) >= position:
         return seen.revision

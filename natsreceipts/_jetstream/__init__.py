@@ -5,6 +5,7 @@ from __future__ import annotations
 from natsreceipts._jetstream.bucket import JetStreamBucket
 from natsreceipts._jetstream.connection import Connection, checked_servers, opened
 from natsreceipts._jetstream.objects import JetStreamObjects, ObjectMeta
+from natsreceipts._jetstream.partitions import PartitionedBucket, partition_of
 from natsreceipts._jetstream.probes import subject_pages, try_publish, try_request, try_request_many
 from natsreceipts._jetstream.seam import (
     Accepted,
@@ -53,6 +54,7 @@ __all__ = [
     "ObjectMeta",
     "Objects",
     "Outcome",
+    "PartitionedBucket",
     "Refused",
     "RivalInFlight",
     "Unknown",
@@ -67,6 +69,7 @@ __all__ = [
     "objects_config",
     "objects_findings",
     "opened",
+    "partition_of",
     "stream_config",
     "subject_pages",
     "try_publish",

@@ -144,6 +144,14 @@ class JetStreamBucket:
         self._direct_get = f"$JS.API.DIRECT.GET.{self._stream}."
         self._info = f"$JS.API.STREAM.INFO.{self._stream}"
 
+    def of(self, key: str) -> JetStreamBucket:
+        """The bucket itself: it holds every key."""
+        return self
+
+    def parts(self, pattern: str) -> tuple[JetStreamBucket, ...]:
+        """The bucket itself."""
+        return (self,)
+
     @property
     def created(self) -> int:
         """When the stream was made (see the seam)."""

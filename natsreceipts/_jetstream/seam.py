@@ -137,7 +137,15 @@ class Hint(Protocol):
 
 
 class Bucket(Protocol):
-    """A KV bucket, fenced by expected revisions."""
+    """A KV bucket, fenced by expected revisions; or several in which the keys are spread by run (`of`, `parts`)."""
+
+    def of(self, key: str) -> Bucket:
+        """The one bucket that holds a key: itself, where there is one. Sequences and clocks are those of such a one."""
+        ...
+
+    def parts(self, pattern: str) -> Sequence[Bucket]:
+        """The single buckets that may hold keys that match a pattern."""
+        ...
 
     @property
     def name(self) -> str:

@@ -292,6 +292,14 @@ class SimBucket(Client):
         """Signs of writes to a key."""
         return SimHint(self._process, self._stream, key)
 
+    def of(self, key: str) -> SimBucket:
+        """The bucket itself: it holds every key."""
+        return self
+
+    def parts(self, pattern: str) -> tuple[SimBucket, ...]:
+        """The bucket itself."""
+        return (self,)
+
     def nonce(self) -> str:
         """A name that nobody else has, and that tells this simulation whose it is."""
         return self._nonces.fresh(self._process)
