@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Literal, TypeAlias
 
+from natsreceipts.errors import brief
+
 __all__ = [
     "Absent",
     "Ambiguous",
@@ -180,9 +182,9 @@ def _problem(state: ReceiptState) -> str | None:
     if type(state) not in (Absent, Completed, Failed, Running):
         return f"not a receipt state: {type(state).__name__}"
     if isinstance(state, Failed | Running) and (type(state.attempts) is not int or state.attempts < 1):
-        return f"attempts is an int that counts from 1, not {state.attempts!r}"
+        return f"attempts is an int that counts from 1, not {brief(state.attempts)}"
     if isinstance(state, Running) and type(state.lease_expired) is not bool:
-        return f"lease_expired is a bool, not {state.lease_expired!r}"
+        return f"lease_expired is a bool, not {brief(state.lease_expired)}"
     return None
 
 

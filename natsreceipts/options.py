@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import math
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -13,12 +13,15 @@ import pydantic
 
 from natsreceipts.decision import Effect, Verdict
 from natsreceipts.entries import SessionEntry
-from natsreceipts.errors import InvalidSetting
+from natsreceipts.errors import InvalidSetting, brief
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 __all__ = ["CallOptions", "adapter_of", "takes_argument"]
+
+_LONGEST = 10**9
+"""Seconds, some thirty years."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,36 +56,38 @@ class CallOptions:
         try:
             object.__setattr__(self, "effect", Effect(self.effect))
         except ValueError as error:
-            raise InvalidSetting(f"effect={self.effect!r}: use one of {', '.join(Effect)}") from error
+            raise InvalidSetting(f"effect={brief(self.effect)}: use one of {', '.join(Effect)}") from error
         for name, least in (("lease", 0.1), ("wait", 0.0), ("timeout", 0.0)):
             value = getattr(self, name)
             if name == "timeout" and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise InvalidSetting(f"{name}={value!r}: use a finite number of seconds")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not -inf < value < inf:
+                raise InvalidSetting(f"{name}={brief(value)}: use a finite number of seconds")
             if value < least or (name == "timeout" and value == 0):
                 at_least = "more than 0" if name == "timeout" else f"at least {least:g}"
-                raise InvalidSetting(f"{name}={value!r}: use {at_least} seconds")
+                raise InvalidSetting(f"{name}={brief(value)}: use {at_least} seconds")
+            if value > _LONGEST:
+                raise InvalidSetting(f"{name}={brief(value)}: use at most {_LONGEST:,} seconds")
         if self.on_lost not in ("cancel", "continue"):
-            raise InvalidSetting(f"on_lost={self.on_lost!r}: use 'cancel' or 'continue'")
+            raise InvalidSetting(f"on_lost={brief(self.on_lost)}: use 'cancel' or 'continue'")
         classes = cast("object", self.not_applied)
         if isinstance(classes, type):
             classes = (classes,)
         if not isinstance(classes, tuple | list) or not all(
             isinstance(c, type) and issubclass(c, BaseException) for c in cast("tuple[object, ...]", classes)
         ):
-            raise InvalidSetting(f"not_applied={self.not_applied!r}: use a tuple of exception classes")
+            raise InvalidSetting(f"not_applied={brief(self.not_applied)}: use a tuple of exception classes")
         if self.store_args is not True and self.store_args is not False:
-            raise InvalidSetting(f"store_args={self.store_args!r}: use True or False")
+            raise InvalidSetting(f"store_args={brief(self.store_args)}: use True or False")
         if self.entry is not None and not isinstance(cast("object", self.entry), SessionEntry):
-            raise InvalidSetting(f"entry={self.entry!r}: use what append, resume or entry_of of a session returned")
+            raise InvalidSetting(f"entry={brief(self.entry)}: use what append, resume or entry_of returned")
         if self.verify is not None:
             takes_argument(self.verify)
         if self.result_type is not None:
             try:
                 adapter_of(self.result_type)
             except Exception as error:
-                raise InvalidSetting(f"result_type={self.result_type!r} is no type that pydantic takes") from error
+                raise InvalidSetting(f"result_type={brief(self.result_type)} is no type that pydantic takes") from error
         object.__setattr__(self, "not_applied", tuple(cast("tuple[type[BaseException], ...]", classes)))
 
 
@@ -101,7 +106,7 @@ def takes_argument(fn: Callable[..., Any]) -> bool:
     Raises InvalidSetting where it cannot be called with no argument, nor with one.
     """
     if not callable(cast("object", fn)):
-        raise InvalidSetting(f"{fn!r} cannot be called: pass a function of no argument, or of the call")
+        raise InvalidSetting(f"{brief(fn)} cannot be called: pass a function of no argument, or of the call")
     if type(fn) is FunctionType and not fn.__dict__ and not fn.__code__.co_kwonlyargcount:
         # Nothing is wrapped: the usual case, at a hundredth of what a signature costs.
         required = fn.__code__.co_argcount - len(fn.__defaults__ or ())
@@ -116,5 +121,5 @@ def takes_argument(fn: Callable[..., Any]) -> bool:
         if any(p.kind is inspect.Parameter.KEYWORD_ONLY for p in empty):
             required = 2
     if required > 1:
-        raise InvalidSetting(f"{fn!r} wants more than the call: pass a function of no argument, or of the call")
+        raise InvalidSetting(f"{brief(fn)} wants more than the call: pass a function of no argument, or of the call")
     return required == 1

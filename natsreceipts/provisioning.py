@@ -17,7 +17,7 @@ from natsreceipts._jetstream import (
     opened,
     stream_config,
 )
-from natsreceipts.errors import InvalidName, InvalidSetting
+from natsreceipts.errors import InvalidName, InvalidSetting, brief
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,7 @@ def check_number(name: str, value: object, kind: type | tuple[type, ...], least:
     """Raise InvalidSetting for what is no such number."""
     number = isinstance(value, kind) and not isinstance(value, bool)
     if not number or not least <= cast("float", value) <= most:
-        raise InvalidSetting(f"{name}={value!r}: use a number from {least:g} to {most:g}")
+        raise InvalidSetting(f"{name}={brief(value)}: use a number from {least:g} to {most:g}")
 
 
 class Wanted(NamedTuple):
@@ -114,6 +114,7 @@ async def provision(
     Unreachable, PermissionDenied, NotProvisioned (the server refuses to make one), InvalidName, InvalidSetting.
     """
     stores = wanted(namespace=namespace, replicas=replicas, history=history, retention=retention)
+    check_number("lease", lease, (int, float), 0.001, 10**9)
     check_usable(stores, lease=lease)
     check_number("connect_timeout", connect_timeout, (int, float), 0.001, 3600)
     servers = checked_servers(servers_or_client, connection)

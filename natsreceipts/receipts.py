@@ -23,6 +23,7 @@ from natsreceipts.errors import (
     StaleRevision,
     Unreachable,
     UnsupportedRecord,
+    brief,
     with_key,
 )
 from natsreceipts.fence import InDoubt, NotWritten, Pace, clock, newest, patiently, raise_refusal
@@ -152,7 +153,7 @@ class ReceiptStore:
         CorruptRecord or UnsupportedRecord, or else the first of these is raised after all others were given.
         """
         if status is not None and status not in get_args(Status):
-            raise InvalidSetting(f"status={status!r}: use one of {', '.join(get_args(Status))}")
+            raise InvalidSetting(f"status={brief(status)}: use one of {', '.join(get_args(Status))}")
         pattern = _pattern(tenant, run, tool)
         problems: list[NatsReceiptsError] = []
         async for entries in self._newest_of(pattern):
@@ -252,9 +253,9 @@ class ReceiptStore:
         written or it is not known whether it was, and what `get` raises. Nothing else was changed in any case.
         """
         if even_if_running is not True and even_if_running is not False:
-            raise InvalidSetting(f"even_if_running={even_if_running!r}: use True or False")
+            raise InvalidSetting(f"even_if_running={brief(even_if_running)}: use True or False")
         if type(revision) is not int or revision < 1:
-            raise InvalidSetting(f"revision={revision!r}: use the revision that you looked at, an int of at least 1")
+            raise InvalidSetting(f"revision={brief(revision)}: use the revision that you looked at, an int from 1")
         resolution, value = _resolution(completed, not_applied=not_applied, by=by, reason=reason)
         if notify is not None:
             check_text("notify", notify)
@@ -468,15 +469,15 @@ def _pattern(tenant: str | None, run: str | None, tool: str | None) -> str:
 def _resolution(completed: object, *, not_applied: bool, by: str, reason: str) -> tuple[Resolution, Any]:
     for what, text in (("by", by), ("reason", reason)):
         if not isinstance(cast("object", text), str) or not text.strip():
-            raise InvalidSetting(f"{what}={text!r}: say who settles this call and why, in a non-empty string")
+            raise InvalidSetting(f"{what}={brief(text)}: say who settles this call and why, in a non-empty string")
         if len(text) > _LONGEST_TEXT:
             raise InvalidSetting(f"{what}: {len(text):,} characters are too many, use at most {_LONGEST_TEXT:,}")
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise InvalidSetting(f"{what}={text!r}: lone surrogates cannot be recorded") from error
+            raise InvalidSetting(f"{what}={brief(text)}: lone surrogates cannot be recorded") from error
     if not_applied is not True and not_applied is not False:
-        raise InvalidSetting(f"not_applied={not_applied!r}: use True or False")
+        raise InvalidSetting(f"not_applied={brief(not_applied)}: use True or False")
     if not_applied == (completed is not _UNSET):
         raise InvalidSetting("say one of completed=RESULT and not_applied=True")
     resolved = ResolvedBy(by=by, reason=reason)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from natsreceipts.closes import interrupted_results
 from natsreceipts.decision import Effect
-from natsreceipts.errors import InvalidSetting, SessionConflict
+from natsreceipts.errors import InvalidSetting, SessionConflict, brief
 from natsreceipts.transcript import (
     ErrorKind,
     OrphanToolCall,
@@ -67,13 +67,13 @@ def checked_effects(what: str, effects: object) -> dict[str, Effect]:
     if effects is None:
         return {}
     if not isinstance(effects, Mapping):
-        raise InvalidSetting(f"{what}={effects!r}: use a mapping of tool names to effects")
+        raise InvalidSetting(f"{what}={brief(effects)}: use a mapping of tool names to effects")
     found: dict[str, Effect] = {}
     for name, effect in cast("Mapping[object, object]", effects).items():
         try:
             found[str(name)] = Effect(cast("str", effect))
         except ValueError as error:
-            raise InvalidSetting(f"{what}[{name!r}]={effect!r}: use one of {', '.join(Effect)}") from error
+            raise InvalidSetting(f"{what}[{brief(name)}]={brief(effect)}: use one of {', '.join(Effect)}") from error
     return found
 
 

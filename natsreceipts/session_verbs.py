@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from pydantic_core import from_json, to_json
 
 from natsreceipts.entries import remember_entry
-from natsreceipts.errors import InvalidName, InvalidSetting, InvalidTranscript
+from natsreceipts.errors import InvalidName, InvalidSetting, InvalidTranscript, brief
 from natsreceipts.identity import key_token
 from natsreceipts.run import Run, active_run
 from natsreceipts.session_store import entry_id_of
@@ -161,15 +161,15 @@ async def compact(store: SessionStore, message: Message, *, keep_from: SessionEn
 def checked_ids(what: str, ids: object) -> list[str]:
     """The tool-call ids in a collection, each once. Raises InvalidSetting for anything else."""
     if isinstance(ids, str | bytes) or not isinstance(ids, Collection):
-        raise InvalidSetting(f"{what}={ids!r}: use a list or set of tool-call ids")
+        raise InvalidSetting(f"{what}={brief(ids)}: use a list or set of tool-call ids")
     found = cast("Collection[object]", ids)
     if not all(isinstance(each, str) for each in found):
-        raise InvalidSetting(f"{what}={ids!r}: use strings, the ids of tool calls")
+        raise InvalidSetting(f"{what}={brief(ids)}: use strings, the ids of tool calls")
     return list(dict.fromkeys(cast("Collection[str]", found)))
 
 
 def _ids(tool_call_ids: Collection[str]) -> list[str]:
     ids = checked_ids("tool_call_ids", tool_call_ids)
     if not ids:
-        raise InvalidSetting(f"tool_call_ids={tool_call_ids!r}: name at least one tool call")
+        raise InvalidSetting(f"tool_call_ids={brief(tool_call_ids)}: name at least one tool call")
     return ids

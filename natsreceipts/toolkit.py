@@ -14,7 +14,7 @@ from natsreceipts.announce import Announcer
 from natsreceipts.attempts import Attempts
 from natsreceipts.background import Pulse, Stragglers
 from natsreceipts.delivery import Delivery, JetStreamMessage, deliver
-from natsreceipts.errors import InvalidSetting
+from natsreceipts.errors import InvalidSetting, brief
 from natsreceipts.identity import Digest, sha256_hex
 from natsreceipts.notice import check_text
 from natsreceipts.notices import NoticeBoard
@@ -150,15 +150,15 @@ async def connect(
     check_number("inline_limit", inline_limit, int, 1024, 2**30)
     check_number("connect_timeout", connect_timeout, (int, float), 0.001, 3600)
     if provision is not True and provision is not False:
-        raise InvalidSetting(f"provision={provision!r}: use True or False")
+        raise InvalidSetting(f"provision={brief(provision)}: use True or False")
     worker = worker if worker is not None else f"{socket.gethostname()}/{os.getpid()}"
     if not isinstance(cast("object", worker), str) or not worker.isprintable() or len(worker) > 200:
-        raise InvalidSetting(f"worker={worker!r}: use up to 200 printable characters")
+        raise InvalidSetting(f"worker={brief(worker)}: use up to 200 printable characters")
     servers = checked_servers(servers_or_client, connection)
     options = CallOptions(lease=lease)
     stores = wanted(namespace=namespace, replicas=replicas, history=history, retention=retention)
     if not callable(digest):
-        raise InvalidSetting(f"digest={digest!r}: use sha256_hex or hmac_digest(secret)")
+        raise InvalidSetting(f"digest={brief(digest)}: use sha256_hex or hmac_digest(secret)")
     payloads_name = f"{namespace}-receipt-payloads" if namespace else "receipt-payloads"
     bucket_name = f"{namespace}-receipts" if namespace else "receipts"
     stream_name = f"{namespace}-SESSIONS" if namespace else "SESSIONS"

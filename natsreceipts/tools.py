@@ -7,7 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, get_args, get_type_hints, overload
 
 from natsreceipts.decision import Effect
-from natsreceipts.errors import InvalidName, InvalidSetting
+from natsreceipts.errors import InvalidName, InvalidSetting, brief
 from natsreceipts.guard import Call
 from natsreceipts.options import CallOptions
 from natsreceipts.run import current_run
@@ -34,7 +34,7 @@ class Tool(Generic[_P, _T]):
         self.fn = fn
         self.name: str = name or getattr(fn, "__name__", "")
         if not self.name:
-            raise InvalidSetting(f"{fn!r} has no name of its own: give it one with @tool(name=...)")
+            raise InvalidSetting(f"{brief(fn)} has no name of its own: give it one with @tool(name=...)")
         self.options = options
         self.effect = CallOptions(**options).effect if "effect" in options else Effect.OPAQUE
         self._signature = inspect.signature(fn)

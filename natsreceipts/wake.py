@@ -43,6 +43,7 @@ from natsreceipts.errors import (
     SessionConflict,
     Unreachable,
     UnsupportedRecord,
+    brief,
 )
 from natsreceipts.fence import newest, patiently
 from natsreceipts.identity import ReceiptKey, args_hash
@@ -444,13 +445,13 @@ def checked_guarded(guarded: object) -> dict[str, Guarded]:
     if not isinstance(guarded, Mapping):
         tools = list(cast("Iterable[object]", guarded)) if isinstance(guarded, list | tuple | set) else [None]
         if not all(isinstance(each, Tool) for each in tools):
-            raise InvalidSetting(f"guarded={guarded!r}: use a mapping of names to @tool functions, or a list of them")
+            raise InvalidSetting(f"guarded={brief(guarded)}: use a mapping of names to @tool functions, or a list")
         return {each.name: each for each in cast("list[Tool[..., Any]]", tools)}
     found: dict[str, Guarded] = {}
     for name, how in cast("Mapping[object, object]", guarded).items():
         if not callable(how) or (not isinstance(how, Tool) and inspect.iscoroutinefunction(how)):
             raise InvalidSetting(
-                f"guarded[{name!r}]={how!r}: use the @tool function, or a function (arguments) -> args | "
+                f"guarded[{brief(name)}]={brief(how)}: use the @tool function, or a function (arguments) -> args | "
                 f"(args, distinct) that is not async and has no effect itself"
             )
         found[str(name)] = cast("Guarded", how)

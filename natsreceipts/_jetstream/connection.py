@@ -21,7 +21,7 @@ from nats.aio.client import Client
 from typing_extensions import TypeIs
 
 from natsreceipts._jetstream.tls import check_tls
-from natsreceipts.errors import InvalidSetting, PermissionDenied, Unreachable
+from natsreceipts.errors import InvalidSetting, PermissionDenied, Unreachable, brief
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -365,7 +365,8 @@ def checked_servers(servers: object, options: dict[str, Any]) -> str | list[str]
     urls: list[object] = [servers] if isinstance(servers, str) else list(servers) if _is_sequence(servers) else []
     if not urls or not all(isinstance(url, str) and url.strip() for url in urls):
         raise InvalidSetting(
-            f"servers={servers!r}: use a URL like nats://127.0.0.1:4222, a list of them, or a connected nats-py client"
+            f"servers={brief(servers)}: use a URL like nats://127.0.0.1:4222, a list of them, or a connected nats-py "
+            f"client"
         )
     return [str(url) for url in urls]
 

@@ -12,7 +12,7 @@ from natsreceipts.dialects.neutral import Neutral
 from natsreceipts.dialects.openai_chat import OpenAIChat
 from natsreceipts.dialects.openai_responses import OpenAIResponses
 from natsreceipts.dialects.pydantic_ai import PydanticAI
-from natsreceipts.errors import InvalidSetting, InvalidTranscript
+from natsreceipts.errors import InvalidSetting, InvalidTranscript, brief
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,5 +34,5 @@ def dialect_named(name: object) -> Dialect:
     """Return the dialect of that name. Raises InvalidSetting for a name that is none."""
     dialect = DIALECTS.get(name) if isinstance(name, str) else None
     if dialect is None:
-        raise InvalidSetting(f"there is no dialect {name!r}: use one of {', '.join(sorted(DIALECTS))}")
+        raise InvalidSetting(f"there is no dialect {brief(name)}: use one of {', '.join(sorted(DIALECTS))}")
     return dialect

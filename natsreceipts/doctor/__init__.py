@@ -16,7 +16,7 @@ from natsreceipts.doctor.records import receipts
 from natsreceipts.doctor.server import client_settings, is_old, jetstream, max_payload, server_version, sync_always
 from natsreceipts.doctor.site import site_of
 from natsreceipts.doctor.stores import persist_mode, replicas, retention, settings
-from natsreceipts.errors import InvalidName, InvalidSetting, NatsReceiptsError, PermissionDenied
+from natsreceipts.errors import InvalidName, InvalidSetting, NatsReceiptsError, PermissionDenied, brief
 from natsreceipts.identity import key_token
 from natsreceipts.provisioning import check_number
 from natsreceipts.server_version import OLDEST_SERVER
@@ -58,7 +58,7 @@ async def examine(
     check_number("connect_timeout", connect_timeout, (int, float), 0.001, 3600)
     monitors = [monitor] if isinstance(monitor, str) else list(monitor)
     if any(not isinstance(url, str) or not url for url in monitors):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidSetting(f"monitor={monitor!r}: use addresses like http://127.0.0.1:8222")
+        raise InvalidSetting(f"monitor={brief(monitor)}: use addresses like http://127.0.0.1:8222")
     if tenant is not None:
         try:
             key_token(tenant)

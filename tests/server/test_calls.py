@@ -232,6 +232,15 @@ async def test_bad_arguments_names_and_settings_write_nothing(proxy, namespace, 
             {"on_lost": "panic"},
             {"not_applied": (ValueError("instance"),)},
             {"not_applied": ("ValueError",)},
+            {"lease": 10**5000},
+            {"lease": 10**400},
+            {"wait": 1e300},
+            {"timeout": 10**5000},
+            {"effect": 10**5000},
+            {"on_lost": 10**5000},
+            {"not_applied": 10**5000},
+            {"store_args": 10**5000},
+            {"entry": 10**5000},
         ):
             with pytest.raises(InvalidSetting, match=next(iter(bad))):
                 await run.execute("send", ARGS, effect, **bad)

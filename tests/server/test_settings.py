@@ -10,7 +10,7 @@ import shutil
 import nats
 import pytest
 from nats.js.api import StorageType, StreamConfig
-from support import Effect, bucket_of, stored, toolkit_of
+from support import Effect, Message, bucket_of, stored, toolkit_of
 
 from natsreceipts import (
     InvalidName,
@@ -21,8 +21,10 @@ from natsreceipts import (
     Unreachable,
     args_hash,
     connect,
+    examine,
     hmac_digest,
 )
+from natsreceipts import provision as provision_stores
 from natsreceipts.embedded import _candidates, free_port
 
 ARGS = {"to": "a@b.c"}
@@ -254,6 +256,44 @@ async def test_bad_settings(server):
         with pytest.raises(InvalidSetting):
             async with connect(server.url, **settings):
                 raise AssertionError("connected")
+
+
+UNSPEAKABLE = 10**5000
+"""An int of more digits than Python converts: to show it raises ValueError, to compute with it OverflowError."""
+
+
+async def test_a_setting_that_cannot_even_be_shown(server, run, toolkit):
+    names = ("inline_limit", "connect_timeout", "provision", "worker", "digest", "replicas", "history", "retention")
+    for name in (*names, "lease"):
+        with pytest.raises(InvalidSetting, match=name):
+            async with connect(server.url, **{name: UNSPEAKABLE}):
+                raise AssertionError("connected")
+    with pytest.raises(InvalidSetting, match="servers"):
+        async with connect(UNSPEAKABLE):
+            raise AssertionError("connected")
+    for name in ("most", "lease", "inline_limit", "connect_timeout"):
+        with pytest.raises(InvalidSetting, match=name):
+            [finding async for finding in examine(server.url, **{name: UNSPEAKABLE})]
+    for name in ("replicas", "history", "retention", "connect_timeout", "lease"):
+        with pytest.raises(InvalidSetting, match=name):
+            await provision_stores(server.url, **{name: UNSPEAKABLE})
+    with pytest.raises(InvalidSetting, match="progress"):
+        toolkit.delivery(Message(), progress=UNSPEAKABLE)
+    with pytest.raises(InvalidSetting, match="status"):
+        [receipt async for receipt in toolkit.receipts.list(status=UNSPEAKABLE)]
+    key, given = run.key("send", ARGS), {"revision": 1, "not_applied": True, "by": "ann", "reason": "seen"}
+    for name in ("not_applied", "by", "reason", "even_if_running"):
+        with pytest.raises(InvalidSetting, match=name):
+            await toolkit.receipts.resolve(key, **{**given, name: UNSPEAKABLE})
+    log = toolkit.sessions.open("acme", "chat")
+    with pytest.raises(InvalidSetting):
+        toolkit.sessions.open("acme", "chat", dialect=UNSPEAKABLE)
+    for verb in (log.suspend, log.resume):
+        with pytest.raises(InvalidSetting):
+            await verb([UNSPEAKABLE])
+    for settings in ({"guarded": UNSPEAKABLE}, {"guarded": {"send": UNSPEAKABLE}}, {"effects": {"send": UNSPEAKABLE}}):
+        with pytest.raises(InvalidSetting):
+            await log.wake(**settings)
 
 
 async def test_a_digest_of_ones_own(server, namespace, bucket):
