@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 
-__all__ = ["Gate", "Pulse", "Stragglers", "all_done", "all_of", "merged", "see_through"]
+__all__ = ["Gate", "Pulse", "Stragglers", "all_done", "all_of", "merged", "see_through", "stopped"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -41,6 +41,23 @@ async def see_through(work: Coroutine[Any, Any, _T], *, within: float | None) ->
     if task.cancelled():
         raise TimeoutError
     return task.result()
+
+
+async def stopped(task: asyncio.Future[Any], *, again: float) -> None:
+    """Cancel a task every ``again`` seconds until it has ended. A cancellation of the caller waits for that.
+
+    Once is not enough for what talks to NATS: nats-py swallows a cancellation that finds it flushing, and before
+    Python 3.12 asyncio.wait_for loses one that comes together with its result.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        task.cancel()
+        try:
+            await asyncio.wait([task], timeout=again)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 class Gate:

@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from natsreceipts.announce import NEEDS_A_PERSON
+from natsreceipts.background import stopped
 from natsreceipts.entries import forget_since, remembered
 from natsreceipts.errors import (
     CallInFlight,
@@ -31,6 +32,7 @@ _SOON = 1.0
 _LONGEST_RETRY = 60.0
 """Seconds between two tries of a turn that fails by itself: given back at once it would fail a thousand times a
 second, and write twice each time (measured)."""
+_AGAIN = 0.1
 _FIRST_DELAY = 30.0
 _LONGEST_DELAY = 3600.0
 
@@ -99,11 +101,11 @@ async def deliver(
                 needy = [one for one in _errors_in(error) if isinstance(one, _NEEDS_A_PERSON)]
                 await asyncio.gather(*map(tell, needy))
         finally:
-            await _stopped(beat)
+            await stopped(beat, again=_AGAIN)
             await _give_back(msg, error, delivery.number, terminate=terminate)
         raise
     else:
-        await _stopped(beat)
+        await stopped(beat, again=_AGAIN)
         try:
             await msg.ack()
         except Exception as failure:  # noqa: BLE001 - the turn ended well; delivered again, it replays
@@ -114,11 +116,6 @@ async def deliver(
             delivered.reset(scope)
             operated.reset(told)
             forget_since(entries)
-
-
-async def _stopped(beat: asyncio.Task[None]) -> None:
-    beat.cancel()
-    await asyncio.wait([beat])
 
 
 async def _keep_in_progress(msg: JetStreamMessage, every: float) -> None:

@@ -9,6 +9,8 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING, Self
 
+from natsreceipts.background import stopped
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["WorkerProcess"]
 
 _LONGEST_LOOK = 0.02
+
+_LONGEST_CLEANUP = 2.0
+"""Seconds after which an ``until`` that was cancelled, and has not ended, is cancelled again."""
 
 
 class WorkerProcess:
@@ -90,7 +95,6 @@ class WorkerProcess:
                 return status
         finally:
             if watch is not None:
-                watch.cancel()
-                await asyncio.wait([watch])
+                await stopped(watch, again=_LONGEST_CLEANUP)
                 if not watch.cancelled():
                     watch.exception()  # seen: it is raised above, or the worker's own end came first

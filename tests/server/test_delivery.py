@@ -295,3 +295,35 @@ async def test_nothing_is_sent_after_the_acknowledgement(toolkit):
     await asyncio.sleep(0.05)
     assert message.calls == calls
     assert calls[-1] == "ack"
+
+
+class _Deaf(Message):
+    """Its first cancellation is swallowed, as nats-py does with one that finds it flushing."""
+
+    def __init__(self):
+        super().__init__()
+        self.flushing = asyncio.Event()
+
+    async def in_progress(self):
+        self.flushing.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            self.calls.append("cancelled")
+            if len(self.calls) > 1:
+                raise
+
+
+async def test_a_delivery_ends_though_nats_py_swallows_a_cancellation(toolkit):
+    message = _Deaf()
+    async with asyncio.timeout(30):
+        async with toolkit.delivery(message, progress=0.01):
+            await message.flushing.wait()
+    assert message.calls == ["cancelled", "cancelled", "ack"]
+    message = _Deaf()
+    async with asyncio.timeout(30):
+        with pytest.raises(LookupError):
+            async with toolkit.delivery(message, progress=0.01):
+                await message.flushing.wait()
+                raise LookupError
+    assert message.calls == ["cancelled", "cancelled", ("nak", 1.0)]
