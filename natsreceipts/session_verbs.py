@@ -164,7 +164,7 @@ def checked_ids(what: str, ids: object) -> list[str]:
         raise InvalidSetting(f"{what}={brief(ids)}: use a list or set of tool-call ids")
     found = cast("Collection[object]", ids)
     if not all(isinstance(each, str) for each in found):
-        raise InvalidSetting(f"{what}={brief(ids)}: use strings, the ids of tool calls")
+        raise InvalidSetting(f"{what}={brief(cast('object', ids))}: use strings, the ids of tool calls")
     return list(dict.fromkeys(cast("Collection[str]", found)))
 
 

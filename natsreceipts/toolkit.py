@@ -23,6 +23,7 @@ from natsreceipts.payloads import PayloadStore
 from natsreceipts.provisioning import check_number, check_usable, wanted
 from natsreceipts.receipts import ReceiptStore
 from natsreceipts.run import Executions, Run
+from natsreceipts.server_version import OLDEST_SERVER, is_old
 from natsreceipts.session_store import stream_mark
 from natsreceipts.sessions import Sessions
 
@@ -145,7 +146,8 @@ async def connect(
     ``max_reconnect_attempts``, ``error_cb`` and ``disconnected_cb``, which the guarantees rest on.
 
     Raises Unreachable, PermissionDenied, NotProvisioned (a bucket is missing, or its settings break the
-    promises), InvalidName, InvalidSetting. Settings that weaken a promise are logged as warnings.
+    promises), InvalidName, InvalidSetting. Settings that weaken a promise, and a server that is too old to be read
+    all from, are logged as warnings.
     """
     check_number("inline_limit", inline_limit, int, 1024, 2**30)
     check_number("connect_timeout", connect_timeout, (int, float), 0.001, 3600)
@@ -170,17 +172,21 @@ async def connect(
                 await make(link, store.name, store.config, timeout=connect_timeout)
         bucket, findings = await bind(link, bucket_name, lease=options.lease, timeout=connect_timeout)
         notices, notices_findings = await bind(link, notices_name, lease=options.lease, timeout=connect_timeout)
-        objects = await bind_objects(link, payloads_name, timeout=connect_timeout)
+        objects, objects_findings = await bind_objects(
+            link, payloads_name, retention=bucket.retention, timeout=connect_timeout
+        )
         stream, stream_findings = await bind(
             link, stream_name, lease=options.lease, timeout=connect_timeout, of_sessions=True
         )
-        for name, found in (
-            (bucket_name, findings),
-            (notices_name, notices_findings),
-            (stream_name, stream_findings),
+        _warn_of(link.server_version)
+        for kind, name, found in (
+            ("bucket", bucket_name, findings),
+            ("bucket", notices_name, notices_findings),
+            ("object store", payloads_name, objects_findings),
+            ("stream", stream_name, stream_findings),
         ):
             for finding in found:
-                _log.warning("%s %s %s", "stream" if name == stream_name else "bucket", name, finding.text)
+                _log.warning("%s %s %s", kind, name, finding.text)
         least = 30.0 if bucket.replicas > 1 else 10.0
         if options.lease < least:
             _log.warning(
@@ -205,3 +211,12 @@ async def connect(
             yield toolkit
         finally:
             await toolkit.close()
+
+
+def _warn_of(version: str) -> None:
+    if is_old(version):
+        _log.warning(
+            "nats-server %s is too old (%s or newer is needed): runs, lists and sessions cannot be read",
+            version,
+            ".".join(map(str, OLDEST_SERVER)),
+        )

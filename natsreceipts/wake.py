@@ -445,7 +445,9 @@ def checked_guarded(guarded: object) -> dict[str, Guarded]:
     if not isinstance(guarded, Mapping):
         tools = list(cast("Iterable[object]", guarded)) if isinstance(guarded, list | tuple | set) else [None]
         if not all(isinstance(each, Tool) for each in tools):
-            raise InvalidSetting(f"guarded={brief(guarded)}: use a mapping of names to @tool functions, or a list")
+            raise InvalidSetting(
+                f"guarded={brief(cast('object', guarded))}: use a mapping of names to @tool functions, or a list"
+            )
         return {each.name: each for each in cast("list[Tool[..., Any]]", tools)}
     found: dict[str, Guarded] = {}
     for name, how in cast("Mapping[object, object]", guarded).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from natsreceipts._jetstream.bucket import JetStreamBucket
 from natsreceipts._jetstream.connection import Connection, checked_servers, opened
+from natsreceipts._jetstream.findings import ANEW, MIN_HISTORY, Finding, edit_of, findings, objects_findings
 from natsreceipts._jetstream.objects import JetStreamObjects, ObjectMeta
 from natsreceipts._jetstream.partitions import PartitionedBucket, partition_of
 from natsreceipts._jetstream.probes import subject_pages, try_publish, try_request, try_request_many
@@ -22,22 +23,19 @@ from natsreceipts._jetstream.seam import (
     Unknown,
 )
 from natsreceipts._jetstream.settings import (
-    MIN_HISTORY,
     BucketSpec,
-    Finding,
     bind,
     bind_objects,
     bucket_of,
     config_of,
-    findings,
     info_of,
     make,
     objects_config,
-    objects_findings,
     stream_config,
 )
 
 __all__ = [
+    "ANEW",
     "MIN_HISTORY",
     "Accepted",
     "Bucket",
@@ -63,6 +61,7 @@ __all__ = [
     "bucket_of",
     "checked_servers",
     "config_of",
+    "edit_of",
     "findings",
     "info_of",
     "make",

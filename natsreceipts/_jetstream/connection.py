@@ -124,6 +124,12 @@ class Connection:
         """Bytes of headers and payload that the server takes in one message."""
         return self._client.max_payload
 
+    @property
+    def server_version(self) -> str:
+        """The version that the server connected to told of itself; "unknown" while there is none."""
+        told = str(self._client.connected_server_version).removeprefix("<nats server v").removesuffix(">")
+        return "unknown" if told.startswith("0.0.0") else told
+
     async def request(
         self, subject: str, payload: bytes, *, timeout: float, headers: dict[str, str] | None = None
     ) -> Reply:

@@ -6,13 +6,13 @@ Made through the stream API, because nats-py's KV configuration cannot say them 
 from __future__ import annotations
 
 import asyncio
-from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
 from natsreceipts._jetstream.bucket import JetStreamBucket, api_error, stream_of, subjects_of
 from natsreceipts._jetstream.connection import Connection, NoResponders, NotSent
+from natsreceipts._jetstream.findings import MIN_HISTORY, Finding, edit_of, findings, objects_findings
 from natsreceipts._jetstream.objects import JetStreamObjects
 from natsreceipts.errors import NotProvisioned, PermissionDenied, Unreachable
 
@@ -20,33 +20,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "MIN_HISTORY",
     "BucketSpec",
-    "Finding",
     "bind",
     "bind_objects",
     "bucket_of",
     "config_of",
-    "findings",
     "info_of",
     "make",
     "objects_config",
-    "objects_findings",
     "stream_config",
 ]
-
-MIN_HISTORY = 8
-"""Revisions of a key that a bucket keeps. A settle whose answer was lost is recognised among them."""
 
 _STREAM_NOT_FOUND = 10059
 _NAME_IN_USE = 10058
 _NANOSECONDS = 1_000_000_000
 _PATIENCE = 2.0
 """Seconds after which a request that makes something is made again."""
-
-_PER_KEY = "max_msgs_per_subject"
-_FILLS = "a full bucket takes claims and then refuses their settles"
-_ASYNC = "acknowledges before it writes (persist_mode async)"
 
 
 class BucketSpec(NamedTuple):
@@ -60,15 +49,6 @@ class BucketSpec(NamedTuple):
     history: int = MIN_HISTORY
     retention: float = 0.0
     of_sessions: bool = False
-
-
-class Finding(NamedTuple):
-    """One way in which a bucket's settings differ from what the promises rest on."""
-
-    refused: bool
-    text: str
-    setting: str
-    """The stream's setting that it is about."""
 
 
 def stream_config(spec: BucketSpec) -> dict[str, Any]:
@@ -93,61 +73,6 @@ def stream_config(spec: BucketSpec) -> dict[str, Any]:
     }
 
 
-def findings(config: Mapping[str, Any], *, lease: float, of_sessions: bool = False) -> list[Finding]:
-    """What is weaker in a stream's configuration than it must be (refused) or should be. ``lease`` in seconds."""
-    found: list[Finding] = []
-    history = config.get("max_msgs_per_subject", -1)
-    if of_sessions and history > 0:
-        found.append(Finding(True, f"keeps {history} entries of a session, and must keep them all", _PER_KEY))
-    elif 0 < history < MIN_HISTORY:
-        found.append(
-            Finding(True, f"keeps {history} revisions of a key, and at least {MIN_HISTORY} are needed", _PER_KEY)
-        )
-    age = config.get("max_age", 0) / _NANOSECONDS
-    if age and age < 10 * lease:
-        found.append(
-            Finding(
-                True,
-                f"drops receipts after {age:g} s, which is less than 10 leases of {lease:g} s: calls could run again",
-                "max_age",
-            )
-        )
-    if config.get("retention", "limits") != "limits":
-        text = f"has retention {config['retention']!r}, and must keep what nobody consumed (limits)"
-        found.append(Finding(True, text, "retention"))
-    if config.get("subject_transform"):
-        text = "has a subject_transform, so that its keys are not where they are looked for"
-        found.append(Finding(True, text, "subject_transform"))
-    weaker = {
-        "storage": ("is held in memory: receipts are gone with the server", config.get("storage") == "memory"),
-        "max_bytes": (f"has max_bytes: {_FILLS}", config.get("max_bytes", -1) > 0),
-        "max_msgs": (f"has max_msgs: {_FILLS}", config.get("max_msgs", -1) > 0),
-        "discard": (
-            "discards old receipts when it is full (discard is not new): calls could run again",
-            config.get("discard") != "new",
-        ),
-        "max_msg_size": (
-            "has max_msg_size: it takes claims and then refuses larger settles",
-            config.get("max_msg_size", -1) > 0,
-        ),
-        # Before deny_purge, which the server refuses while roll-ups are allowed.
-        "allow_rollup_hdrs": ("allows roll-ups, which purge a key", bool(config.get("allow_rollup_hdrs"))),
-        "deny_delete": ("lets messages be deleted (deny_delete is off)", not config.get("deny_delete")),
-        "deny_purge": ("lets keys be purged (deny_purge is off)", not config.get("deny_purge")),
-        "allow_msg_ttl": (
-            "allows a TTL per message, after which a call could run again",
-            bool(config.get("allow_msg_ttl")),
-        ),
-        "allow_direct": (
-            "has direct gets off: replays cost about 1.3 times as much",
-            not config.get("allow_direct"),
-        ),
-        "persist_mode": (_ASYNC, config.get("persist_mode") == "async"),
-    }
-    found.extend(Finding(False, text, setting) for setting, (text, applies) in weaker.items() if applies)
-    return found
-
-
 async def bind(
     connection: Connection, name: str, *, lease: float, timeout: float, of_sessions: bool = False
 ) -> tuple[JetStreamBucket, list[Finding]]:
@@ -165,16 +90,7 @@ async def bind(
         raise Unreachable(f"the settings of {kind} {name!r} could not be read: {error}").because(error) from error
     config: dict[str, Any] = answer["config"]
     found = findings(config, lease=lease, of_sessions=of_sessions)
-    refused = [finding.text for finding in found if finding.refused]
-    if refused:
-        revisions = "--max-msgs-per-subject=" + ("-1" if of_sessions else f"{MIN_HISTORY} or more")
-        raise NotProvisioned(
-            name,
-            f"cannot be used: it {'; it '.join(refused)}",
-            advice=f"one that is there is never changed, so edit its stream: `nats stream edit {stream}` with "
-            f"{revisions}, and --max-age=0 or 10 leases and more",
-            kind=kind,
-        )
+    _refuse(name, kind, stream, found)
     return bucket_of(connection, name, answer, of_sessions=of_sessions), found
 
 
@@ -231,25 +147,6 @@ def objects_config(spec: BucketSpec) -> dict[str, Any]:
     }
 
 
-def objects_findings(config: Mapping[str, Any], *, retention: float) -> list[Finding]:
-    """What is weaker in an object store's stream than it should be, for receipts kept for ``retention`` seconds."""
-    age = config.get("max_age", 0) / _NANOSECONDS
-    weaker = {
-        "storage": ("is held in memory: payloads are gone with the server", config.get("storage") == "memory"),
-        "max_bytes": ("has max_bytes: a full store refuses the payloads of settles", config.get("max_bytes", -1) > 0),
-        "max_msgs": ("has max_msgs: a full store refuses the payloads of settles", config.get("max_msgs", -1) > 0),
-        "discard": ("discards old payloads when it is full (discard is not new)", config.get("discard") != "new"),
-        "max_age": (
-            f"drops payloads after {age:g} s, before the receipts that name them",
-            0 < age < (retention or inf),
-        ),
-        "allow_rollup_hdrs": ("has roll-ups off: it refuses every payload", not config.get("allow_rollup_hdrs")),
-        "allow_direct": ("has direct gets off: no payload can be read", not config.get("allow_direct")),
-        "persist_mode": (_ASYNC, config.get("persist_mode") == "async"),
-    }
-    return [Finding(False, text, setting) for setting, (text, applies) in weaker.items() if applies]
-
-
 async def config_of(connection: Connection, stream: str, name: str, *, timeout: float) -> dict[str, Any] | None:
     """The configuration of a stream, None where it is missing. Raises as `info_of`."""
     info = await info_of(connection, stream, name, timeout=timeout)
@@ -270,14 +167,34 @@ async def info_of(connection: Connection, stream: str, name: str, *, timeout: fl
     raise Unreachable(f"the settings of {name!r} could not be read: {error}").because(error) from error
 
 
-async def bind_objects(connection: Connection, name: str, *, timeout: float) -> JetStreamObjects:
-    """The object store ``name``. Raises NotProvisioned where it is missing, Unreachable, PermissionDenied."""
-    error = api_error(await _api(connection, f"$JS.API.STREAM.INFO.OBJ_{name}", {}, name, timeout))
+async def bind_objects(
+    connection: Connection, name: str, *, retention: float, timeout: float
+) -> tuple[JetStreamObjects, list[Finding]]:
+    """The object store ``name`` as it is, and what is weaker than it should be for receipts kept ``retention`` seconds.
+
+    Raises NotProvisioned where it is missing or takes no payloads, Unreachable, PermissionDenied.
+    """
+    stream, kind = f"OBJ_{name}", "object store"
+    answer = await _api(connection, f"$JS.API.STREAM.INFO.{stream}", {}, name, timeout)
+    error = api_error(answer)
     if error is not None:
         if error.code == _STREAM_NOT_FOUND:
-            raise NotProvisioned(name).because(error) from error
+            raise NotProvisioned(name, kind=kind).because(error) from error
         raise Unreachable(f"object store {name!r} could not be looked at: {error}").because(error) from error
-    return JetStreamObjects(connection, name)
+    found = objects_findings(answer["config"], retention=retention)
+    _refuse(name, kind, stream, found)
+    return JetStreamObjects(connection, name), found
+
+
+def _refuse(name: str, kind: str, stream: str, found: list[Finding]) -> None:
+    refused = [finding for finding in found if finding.refused]
+    if refused:
+        raise NotProvisioned(
+            name,
+            f"cannot be used: it {'; it '.join(finding.text for finding in refused)}",
+            advice=f"a store that is there is never changed by us. To put it right: {edit_of(stream, refused)}",
+            kind=kind,
+        )
 
 
 async def _api(

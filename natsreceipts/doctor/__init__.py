@@ -13,13 +13,13 @@ from natsreceipts.doctor.logs import notices, sessions
 from natsreceipts.doctor.orphans import leftovers
 from natsreceipts.doctor.permissions import try_permissions
 from natsreceipts.doctor.records import receipts
-from natsreceipts.doctor.server import client_settings, is_old, jetstream, max_payload, server_version, sync_always
+from natsreceipts.doctor.server import client_settings, jetstream, max_payload, server_version, sync_always
 from natsreceipts.doctor.site import site_of
 from natsreceipts.doctor.stores import persist_mode, replicas, retention, settings
 from natsreceipts.errors import InvalidName, InvalidSetting, NatsReceiptsError, PermissionDenied, brief
 from natsreceipts.identity import key_token
 from natsreceipts.provisioning import check_number
-from natsreceipts.server_version import OLDEST_SERVER
+from natsreceipts.server_version import OLDEST_SERVER, is_old
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -77,7 +77,7 @@ async def examine(
             return
         yield ok("inbox", "answers come back")
         site = await site_of(link, namespace=namespace, timeout=connect_timeout, lease=lease, most=most)
-        version = str(link.client.connected_server_version).removeprefix("<nats server v").removesuffix(">")
+        version = link.server_version
         yield server_version(version)
         yield jetstream(site)
         yield max_payload(link.max_payload, inline_limit)

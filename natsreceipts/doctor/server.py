@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from natsreceipts.attempts import ROOM
 from natsreceipts.doctor.finding import Finding, error, ok, unverified, warning
-from natsreceipts.server_version import OLDEST_SERVER, version_in
+from natsreceipts.server_version import OLDEST_SERVER, is_old, version_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from natsreceipts.doctor.site import Site
 
-__all__ = ["client_settings", "is_old", "jetstream", "max_payload", "server_version", "sync_always"]
+__all__ = ["client_settings", "jetstream", "max_payload", "server_version", "sync_always"]
 
 _SILENCE = 60.0
 """Seconds without an answer after which a client should notice that its server is gone."""
@@ -29,12 +29,6 @@ _LEAST_ROOM = 16 * 1024
 """Bytes that a record without its payloads may need."""
 
 _LONGEST_ANSWER = 16 * 2**20
-
-
-def is_old(version: str) -> bool:
-    """Whether a server of this version lacks what the toolkit asks for. What names no version is not."""
-    numbers = version_in(version)
-    return numbers is not None and numbers[:2] < OLDEST_SERVER
 
 
 def server_version(version: str) -> Finding:

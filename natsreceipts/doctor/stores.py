@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from natsreceipts._jetstream import MIN_HISTORY, findings, objects_findings
+from natsreceipts._jetstream import ANEW, edit_of, findings, objects_findings
 from natsreceipts.doctor.finding import Finding, error, ok, unverified, warning
 from natsreceipts.doctor.site import seconds_kept, span
 
@@ -17,22 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["persist_mode", "replicas", "retention", "settings"]
 
 _DAY = 86_400.0
-
-_FLAGS = {
-    "max_bytes": "--max-bytes=-1",
-    "max_msgs": "--max-msgs=-1",
-    "max_msg_size": "--max-msg-size=-1",
-    "discard": "--discard=new",
-    "deny_delete": "--deny-delete",
-    "deny_purge": "--deny-purge",
-    "allow_direct": "--allow-direct",
-    "subject_transform": "--no-transform",
-}
-"""What `nats stream edit` calls a setting as it should be."""
-
-_FOR_GOOD = (
-    "One that is there cannot be changed: make new ones under another namespace (`natsreceipts up --namespace …`)"
-)
 
 
 def settings(site: Site) -> Iterator[Finding]:
@@ -57,27 +41,14 @@ def _compared(site: Site, store: Store, check: str) -> Iterator[Finding]:
             continue
         name = f"{store.title}, {each.setting}"
         level = error if each.refused or _breaks(store, each.setting) else warning
-        yield level(name, f"it {each.text}", fix=_fix(site, store, each.setting))
+        yield level(name, f"it {each.text}", fix=edit_of(store.stream, [each]))
     if not found:
         yield ok(check, "as they should be")
 
 
 def _breaks(store: Store, setting: str) -> bool:
-    """What `connect` does not look at, and what no large payload gets past."""
-    return store.wanted.kind == "object store" and setting in ("allow_rollup_hdrs", "allow_direct", "max_age")
-
-
-def _fix(site: Site, store: Store, setting: str) -> str:
-    flag = _FLAGS.get(setting)
-    if setting == "max_msgs_per_subject":
-        flag = f"--max-msgs-per-subject={-1 if store.of_sessions else MIN_HISTORY}"
-    elif setting == "allow_rollup_hdrs":
-        flag = "--allow-rollup" if store.wanted.kind == "object store" else "--no-allow-rollup"
-    elif setting == "max_age":
-        kept = seconds_kept(site.receipts)
-        longer = store.wanted.kind == "object store" and kept
-        flag = f"--max-age={math.ceil((kept + _DAY) / 3600)}h" if longer else "--max-age=0"
-    return f"nats stream edit {store.stream} {flag}" if flag is not None else _FOR_GOOD
+    """What `connect` lets pass, and what loses results all the same."""
+    return store.wanted.kind == "object store" and setting == "max_age"
 
 
 def replicas(site: Site) -> Iterator[Finding]:
@@ -99,6 +70,8 @@ def replicas(site: Site) -> Iterator[Finding]:
             "one server holds each store: if it is down no call is made, and if its disk is lost, so are the receipts",
             fix=f"in a cluster of three or more: {edit}",
         )
+    elif set(counts.values()) == {2}:
+        yield warning("replicas", "two servers hold each store: no call is made while either of them is down", fix=edit)
     else:
         yield ok("replicas", f"{max(counts.values())} servers hold each store")
     behind = [f"{store.name} on {name}" for store in there for name in _behind(store)]
@@ -157,7 +130,7 @@ def persist_mode(site: Site) -> Iterator[Finding]:
             f"{store.title}, persist_mode",
             "async: it acknowledges before it writes, so that a crash of the server loses receipts, also with "
             "sync_interval: always",
-            fix=_FOR_GOOD,
+            fix=ANEW,
         )
     if not weak:
         yield ok("persist_mode", "default") if there else unverified("persist_mode", "no store was to be seen")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 
 import pytest
-from compose_support import COMPOSE, as_user, nats_server, passwords, serving
+from compose_support import COMPOSE, as_user, nats_server, password_of, passwords, serving
 
-from natsreceipts import connect
+from natsreceipts import connect, examine
 
 CONFIGURATIONS = sorted(COMPOSE.glob("*.conf"))
 
@@ -76,3 +77,15 @@ async def test_three_nodes(tmp_path):
             assert (await node.look("/jsz"))["config"]["sync_always"] is True
             assert not (await node.look("/varz")).get("connect_urls")
         assert max([len((await node.look("/jsz"))["meta_cluster"].get("replicas") or []) for node in nodes]) == 2
+        monitors = [f"http://127.0.0.1:{node.monitor}" for node in nodes]
+        worker = {"user": "acme-worker", "password": password_of(environment, "acme-worker")}
+        async with asyncio.timeout(60):  # until all replicas have caught up
+            while worse := [each async for each in _worse_than_ok(urls, monitors, worker)]:
+                assert [each.check for each in worse] == ["replicas, up to date"]
+                await asyncio.sleep(0.1)
+
+
+async def _worse_than_ok(urls, monitors, credentials):
+    async for each in examine(urls, monitor=monitors, connect_timeout=20.0, **credentials):
+        if each.level != "ok":
+            yield each

@@ -13,7 +13,7 @@ import nats.js.errors
 import pytest
 from compose_support import COMPOSE, as_user, password_of, passwords, serving
 
-from natsreceipts import NatsReceiptsError, PermissionDenied, Unreachable, connect
+from natsreceipts import NatsReceiptsError, PermissionDenied, Unreachable, connect, examine
 from natsreceipts.embedded import embedded
 
 EMPTY = "$KV.receipts.empty"
@@ -25,8 +25,9 @@ STREAMS = ("KV_receipts", "KV_notices", "OBJ_receipt-payloads", "SESSIONS")
 class Site:
     """A server with both tenants, provisioned by their admins."""
 
-    def __init__(self, url, environment):
+    def __init__(self, url, monitor, environment):
         self.url = url
+        self.monitor = monitor
         self.environment = environment
 
     def toolkit(self, user, **settings):
@@ -63,7 +64,7 @@ class Site:
 async def site(tmp_path):
     environment = passwords()
     async with serving(COMPOSE / "tenants-single.conf", tmp_path, environment) as [node]:
-        here = Site(node.url, environment)
+        here = Site(node.url, f"http://127.0.0.1:{node.monitor}", environment)
         for admin in ("acme-admin", "beta-admin"):
             async with here.toolkit(admin, provision=True):
                 pass
@@ -97,6 +98,23 @@ async def test_both_work_under_equal_names(site):
             assert len([receipt async for receipt in toolkit.receipts.list(tenant="shared")]) == 2
             [notice] = await run.notices.list(addressee="local.planner-1")
             assert notice.spec.fact.detail == {"of": result}
+
+
+@pytest.mark.parametrize("user", ["acme-worker", "beta-worker", "beta-admin"])
+async def test_the_doctor_finds_nothing_wrong(site, user):
+    """With the shipped permissions all of it can be looked at, and nothing lacks; only a second server does."""
+    tenant = user.removesuffix("-worker").removesuffix("-admin")
+    async with site.toolkit(user) as toolkit:
+        await work(toolkit, "the mail", LARGE)
+    before = await site.state(f"{tenant}-admin")
+    credentials = {"user": user, "password": password_of(site.environment, user)}
+    found = [each async for each in examine(site.url, monitor=site.monitor, connect_timeout=20.0, **credentials)]
+    assert [each.check for each in found if each.level != "ok"] == ["replicas"]
+    levels = {each.check: each.level for each in found}
+    assert sum(check.endswith(", permissions") for check in levels) == 4
+    assert [levels[check] for check in levels if check.startswith("sync_always, ")] == ["ok"]
+    assert {"receipts, readable", "sessions, readable", "notices, readable", "payloads, orphans"} <= set(levels)
+    assert await site.state(f"{tenant}-admin") == before
 
 
 async def test_a_worker_takes_jobs_of_its_own(site):
@@ -329,7 +347,7 @@ async def test_workers_with_keys_instead_of_passwords(tmp_path):
     text = "jetstream { store_dir: $STORE_DIR }\n" + text.replace(password, "nkey: $ACME_WORKER_NKEY")
     conf.write_text(text, encoding="utf-8")
     async with serving(conf, tmp_path, given) as [node]:
-        here = Site(node.url, given)
+        here = Site(node.url, "", given)
         async with here.toolkit("acme-admin", provision=True):
             pass
         async with connect(node.url, nkeys_seed_str=seed.decode(), connect_timeout=20.0) as toolkit:

@@ -12,10 +12,11 @@ from support import client_of
 
 from natsreceipts import InvalidName, InvalidSetting, RunNoticeFact, Unreachable, connect, embedded, examine, provision
 from natsreceipts._jetstream import BucketSpec, stream_config
-from natsreceipts.doctor.server import is_old, max_payload, server_version
+from natsreceipts.doctor.server import max_payload, server_version
 from natsreceipts.doctor.site import Site, Store
 from natsreceipts.doctor.stores import replicas
 from natsreceipts.provisioning import wanted
+from natsreceipts.server_version import is_old
 
 EXPECTED = {"replicas": "warning", "sync_always": "unverified"}
 """What a single server with the stores as they are made comes to, beside ok."""
@@ -119,6 +120,9 @@ def site(*counts, cluster=None):
 def test_replicas():
     assert [f.level for f in replicas(site(3, 3, 3, 3))] == ["ok"]
     assert [f.level for f in replicas(site(1, 1, 1, 1))] == ["warning"]
+    (two,) = replicas(site(2, 2, 2, 2))
+    assert two.level == "warning"
+    assert "nats stream edit KV_receipts --replicas=3" in two.fix
     (differ,) = replicas(site(3, 3, 1, 3))
     assert "receipt-payloads 1" in differ.text
     assert differ.fix == "nats stream edit OBJ_receipt-payloads --replicas=3"
@@ -154,7 +158,7 @@ async def test_a_server_that_is_too_old(own_server, monkeypatch):
     """The one that runs is called old: it is told, and its records are not read."""
     async with connect(own_server.url, provision=True):
         pass
-    monkeypatch.setattr("natsreceipts.doctor.server.OLDEST_SERVER", (99, 0))
+    monkeypatch.setattr("natsreceipts.server_version.OLDEST_SERVER", (99, 0))
     found = {finding.check: finding async for finding in examine(own_server.url)}
     assert found["server version"].level == "error"
     assert found["records"].level == "unverified"

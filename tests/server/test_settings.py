@@ -42,7 +42,12 @@ async def made(nc, namespace, **settings):
         "deny_delete": True,
         "deny_purge": True,
     }
-    await nc.jetstream().add_stream(StreamConfig(**config | settings))
+    await nc.jetstream().add_stream(StreamConfig(**_named(config | settings, bucket)))
+
+
+def _named(config, bucket):
+    subjects = [subject.replace("other", f"{bucket}-other") for subject in config["subjects"]]
+    return {**config, "subjects": subjects}
 
 
 async def test_provisioning_makes_the_designed_bucket(server, namespace, nc, bucket):
@@ -155,6 +160,10 @@ async def test_a_missing_bucket_says_how_to_make_it(server, namespace):
         ({"max_msgs_per_subject": 7}, "keeps 7"),
         ({"max_msgs_per_subject": 1}, "keeps 1 "),
         ({"max_age": 59.0}, "59 s"),
+        ({"retention": "interest"}, "retention 'interest'"),
+        ({"discard_new_per_subject": True}, "discard_new_per_subject"),
+        ({"no_ack": True}, "no_ack"),
+        ({"subjects": ["$KV.other.>"]}, "must take all of"),
     ],
 )
 async def test_a_bucket_that_breaks_the_promises_is_refused(server, namespace, nc, bucket, settings, match):
@@ -164,6 +173,7 @@ async def test_a_bucket_that_breaks_the_promises_is_refused(server, namespace, n
             async with toolkit_of(server.url, namespace, lease=6.0, provision=provision):
                 raise AssertionError("connected")
         assert caught.value.bucket == bucket
+        assert f"nats stream edit KV_{bucket} --" in str(caught.value)
 
 
 async def test_a_horizon_of_ten_leases_will_do(server, namespace, nc, bucket):
@@ -194,6 +204,81 @@ async def test_a_weaker_bucket_is_warned_of_and_used(server, namespace, nc, buck
             said = [record.getMessage() for record in caplog.records]
             assert any(word in text and bucket in text for text in said)
             assert await toolkit.run("acme", "run-1").execute("send", ARGS, Effect()) == "done"
+
+
+async def changed(nc, stream, **settings):
+    """One that was made as it should be, and then changed."""
+    js = nc.jetstream()
+    config = (await js.stream_info(stream)).config
+    await js.update_stream(config.evolve(**settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"allow_rollup_hdrs": False}, "refuses every payload"),
+        ({"allow_direct": False}, "no payload can be read"),
+        ({"max_msgs_per_subject": 4}, "parts of a payload"),
+        ({"retention": "interest"}, "retention 'interest'"),
+        ({"no_ack": True}, "no_ack"),
+    ],
+)
+async def test_an_object_store_that_takes_no_payloads_is_refused(server, namespace, nc, bucket, settings, match):
+    async with toolkit_of(server.url, namespace):
+        pass
+    await changed(nc, f"OBJ_{namespace}-receipt-payloads", **settings)
+    for provision in (False, True):
+        with pytest.raises(NotProvisioned, match=match) as caught:
+            async with toolkit_of(server.url, namespace, provision=provision):
+                raise AssertionError("connected")
+        assert caught.value.bucket == f"{namespace}-receipt-payloads"
+        assert f"nats stream edit OBJ_{namespace}-receipt-payloads --" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"max_bytes": 10_000_000}, "max_bytes"),
+        ({"max_msgs": 10_000}, "max_msgs"),
+        ({"max_msg_size": 1_000_000}, "max_msg_size"),
+        ({"discard": "old"}, "discards old"),
+        ({"max_age": 3600.0}, "drops payloads"),
+    ],
+)
+async def test_a_weaker_object_store_is_warned_of_and_used(server, namespace, nc, bucket, settings, word, caplog):
+    async with toolkit_of(server.url, namespace):
+        pass
+    await changed(nc, f"OBJ_{namespace}-receipt-payloads", **settings)
+    with caplog.at_level(logging.WARNING, logger="natsreceipts"):
+        async with toolkit_of(server.url, namespace, lease=60.0, inline_limit=1024) as toolkit:
+            said = [record.getMessage() for record in caplog.records]
+            assert [word in text for text in said if "receipt-payloads" in text] == [True]
+            assert await toolkit.run("acme", "run-1").execute("send", ARGS, Effect("x" * 5000)) == "x" * 5000
+
+
+async def test_a_server_that_is_too_old_is_warned_of(server, namespace, bucket, caplog, monkeypatch):
+    monkeypatch.setattr("natsreceipts.server_version.OLDEST_SERVER", (99, 0))
+    with caplog.at_level(logging.WARNING, logger="natsreceipts"):
+        async with toolkit_of(server.url, namespace, lease=60.0):
+            pass
+    [told] = [record.getMessage() for record in caplog.records]
+    assert "is too old" in told
+
+
+async def test_what_connect_looks_at_costs_no_request_more(server, namespace, bucket, proxy):
+    async with toolkit_of(server.url, namespace):
+        pass
+    async with toolkit_of(proxy.url, namespace, provision=False):
+        asked = [message.subject for message in proxy.published()]
+    assert sorted(asked) == sorted(
+        f"$JS.API.STREAM.INFO.{stream}"
+        for stream in (
+            f"KV_{bucket}",
+            f"KV_{namespace}-notices",
+            f"OBJ_{namespace}-receipt-payloads",
+            f"{namespace}-SESSIONS",
+        )
+    )
 
 
 async def test_a_bucket_as_it_should_be_is_not_warned_of(server, namespace, bucket, caplog):
