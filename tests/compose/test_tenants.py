@@ -154,6 +154,28 @@ def attempts(kv_key):
     yield "$JS.API.STREAM.LIST", b"", None, None
     yield "$JS.API.STREAM.INFO.KV_receipts", b'{"subjects_filter":">"}', None, None
     yield "$JS.API.CONSUMER.CREATE.KV_receipts", json.dumps(consumer).encode(), None, None  # watch
+    named = {"stream_name": "KV_receipts", "config": {"name": "thief", "durable_name": "thief", "ack_policy": "none"}}
+    yield "$JS.API.CONSUMER.CREATE.KV_receipts.thief", json.dumps(named).encode(), None, None
+    yield "$JS.API.CONSUMER.DURABLE.CREATE.KV_receipts.thief", json.dumps(named).encode(), None, None
+    yield "$JS.API.CONSUMER.MSG.NEXT.KV_receipts.thief", b'{"batch":100,"no_wait":true}', None, None
+    for verb in ("NAMES", "LIST"):
+        yield f"$JS.API.CONSUMER.{verb}.KV_receipts", b"", None, None
+    for stream in STREAMS:  # carry off, and put something else in its place
+        yield f"$JS.API.STREAM.SNAPSHOT.{stream}", b'{"deliver_subject":"stolen","no_consumers":true}', None, None
+        yield f"$JS.API.STREAM.RESTORE.{stream}", json.dumps({"config": {"name": stream}}).encode(), None, None
+        yield f"$JS.API.STREAM.LEADER.STEPDOWN.{stream}", b"", None, None
+        yield f"$JS.API.STREAM.PEER.REMOVE.{stream}", b'{"peer":"nats-1"}', None, None
+    yield "$JS.API.STREAM.MSG.GET.OBJ_receipt-payloads", b'{"seq":1}', None, None
+    for prefix in ("$JS.BETA.API", "$JS.hub.API", "BETA.$JS.API"):  # by way of a domain, or of the account's name
+        yield f"{prefix}.STREAM.MSG.GET.KV_receipts", last, None, None
+    for question in ("JSZ", "CONNZ", "SUBSZ", "INFO", "STATZ"):  # ask, or tell, the server itself
+        yield f"$SYS.REQ.ACCOUNT.BETA.{question}", b'{"account":"BETA","streams":true,"config":true}', None, None
+        yield f"$SYS.REQ.ACCOUNT.PING.{question}", b'{"account":"BETA","accounts":["BETA"]}', None, None
+        yield f"$SYS.REQ.SERVER.PING.{question}", b'{"account":"BETA","accounts":true,"streams":true}', None, None
+    yield "$JS.API.ACCOUNT.PURGE.BETA", b"", None, None
+    yield "$JS.API.ACCOUNT.STREAM.MOVE.BETA.KV_receipts", b"{}", None, None
+    yield "$JS.API.META.LEADER.STEPDOWN", b"", None, None
+    yield "$JS.API.SERVER.REMOVE", b'{"peer":"nats-1"}', None, None
     yield "$JS.API.STREAM.PURGE.KV_receipts", b"", None, None  # purge
     yield "$JS.API.STREAM.MSG.DELETE.KV_receipts", b'{"seq":1}', None, None
     yield "$JS.API.STREAM.UPDATE.KV_receipts", b'{"name":"KV_receipts","max_age":1000000000}', None, None
@@ -186,7 +208,7 @@ async def intrude(site, user, sent, *, meanwhile):
             heard.append(msg)
 
         inbox = client.new_inbox()
-        for subject in (f"{inbox}.>", ">", "$KV.receipts.>", "$KV.notices.>", "sessions.>", "stolen", "$JS.>"):
+        for subject in (f"{inbox}.>", ">", "$KV.receipts.>", "$KV.notices.>", "sessions.>", "stolen", "$JS.>", "$SYS.>"):
             await client.subscribe(subject, cb=hear)
         await client.request(EMPTY, b"", timeout=20)
         for n, (subject, payload, headers, reply) in enumerate(sent):
@@ -222,7 +244,7 @@ async def test_a_neighbour_reaches_nothing(site, bea, intruder):
     kv_key, one_more = bea
     before = await site.state("beta-admin")
     refusals, told = await intrude(site, intruder, [*attempts(kv_key), *bounced(kv_key)], meanwhile=one_more)
-    for theirs in (SECRET, "order-43", "a payload of Bea"):
+    for theirs in (SECRET, "order-43", "a payload of Bea", "beta-"):
         assert theirs not in told
     assert ("permissions violation" in "".join(refusals).lower()) is (intruder == "acme-worker")
     after = await site.state("beta-admin")

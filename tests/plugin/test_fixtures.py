@@ -20,12 +20,8 @@ PAGE = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
 
 pytestmark = pytest.mark.timeout(400)
 
-CONFIGURATION = """
-[pytest]
-asyncio_mode = {mode}
-asyncio_default_fixture_loop_scope = function
-filterwarnings = error
-"""
+[INI] = re.findall(r"^```ini\n# pytest.ini\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+CONFIGURATION = INI.replace("asyncio_mode = auto", "asyncio_mode = {mode}") + "filterwarnings = error\n"
 
 
 class Suite:
