@@ -380,9 +380,15 @@ class _Show:
             f"anything in NATS, so it was not sent again; a person has to look. {there}"
         )
         where = "Look at its receipt" if keep else "To look at its receipt, run this with --keep, and then"
-        self._console.print(f"{where} (the nats CLI is at github.com/nats-io/natscli):\n")
-        for command in (f"history receipts {job.kv_key}", f"get receipts {job.kv_key} --raw"):
-            self._console.print(f"nats kv {command} --server {self._server.url}", soft_wrap=True, style="bold")
+        self._console.print(
+            f"{where} (the first says how to settle it, too; the nats CLI is at github.com/nats-io/natscli):\n"
+        )
+        for command in (
+            f"natsreceipts receipts show {job.kv_key}",
+            f"nats kv history receipts {job.kv_key}",
+            f"nats kv get receipts {job.kv_key} --raw",
+        ):
+            self._console.print(f"{command} --server {self._server.url}", soft_wrap=True, style="bold")
 
 
 def _names(jobs: list[_Job]) -> str:

@@ -62,7 +62,7 @@ async def leftovers(site: Site) -> AsyncIterator[Finding]:
             yield ok(
                 "payloads, unfinished",
                 f"{at_least}{len(unfinished):,} were never stored to their end, and nothing can name them",
-                fix=f"nats stream purge {site.payloads.stream} --subject={prefix}C.{unfinished[0]}, for each, if you "
+                fix=f"nats stream purge {site.payloads.stream} --subject='{prefix}C.{unfinished[0]}', for each, if you "
                 f"want the room",
                 keys=tuple(unfinished[:SHOWN]),
             )
@@ -73,7 +73,7 @@ async def leftovers(site: Site) -> AsyncIterator[Finding]:
         "payloads, orphans",
         f"{count:,} of {read:,} payloads are named by no record, left by workers that were killed: "
         f"{some(found, count)}. They do no harm",
-        fix=f"nats object rm {site.payloads.name} NAME, for each, if you want the room",
+        fix=f"nats object rm {site.payloads.name} {found[0]}, for each, if you want the room",
         keys=tuple(found),
     )
 

@@ -202,7 +202,7 @@ def _told(site: Site, tally: _Tally, clock: Clock) -> Iterator[Finding]:
         yield warning(
             "receipts, erased",
             f"{count:,} were deleted by hand, and their calls are refused: {some(tally.erased, count)}",
-            fix=f"natsreceipts receipts show {tally.erased[0]}",
+            fix=site.command(f"receipts show {tally.erased[0]}"),
             keys=tuple(tally.erased),
         )
     yield _ambiguous(site, tally, clock)
@@ -214,7 +214,7 @@ def _told(site: Site, tally: _Tally, clock: Clock) -> Iterator[Finding]:
         "receipts, lease over",
         f"{count:,} running and silent beyond their lease, {key} for {span((clock.now - time) / 1e9)}: the next "
         f"attempt takes over a repeatable call, and finds an opaque one ambiguous",
-        fix="natsreceipts receipts ls --stuck",
+        fix=site.command("receipts ls --stuck"),
         keys=tuple(key for _, key in tally.stuck),
     )
 
@@ -225,7 +225,7 @@ def _ambiguous(site: Site, tally: _Tally, clock: Clock) -> Finding:
     (time, key), count = tally.ambiguous[0], tally.counts["ambiguous"]
     kept, age = seconds_kept(site.receipts), (clock.now - time) / 1e9
     text = f"{count:,} wait for a person, {key} since {span(age)}"
-    fix = f"natsreceipts receipts ls --ambiguous, and natsreceipts receipts show {key}"
+    fix = f"{site.command('receipts ls --ambiguous')}, and {site.command(f'receipts show {key}')}"
     keys = tuple(key for _, key in tally.ambiguous)
     if not kept:
         return warning("receipts, ambiguous", f"{text}; they are kept for ever", fix=fix, keys=keys)

@@ -70,6 +70,11 @@ class Site:
     lease: float
     most: int
     """Records of a store that are read."""
+    namespace: str = ""
+
+    def command(self, verb: str) -> str:
+        """A command of ours that looks at these stores."""
+        return f"natsreceipts {verb}" + (f" --namespace {self.namespace}" if self.namespace else "")
 
     @property
     def receipts(self) -> Store:
@@ -120,7 +125,7 @@ async def site_of(link: Connection, *, namespace: str, timeout: float, lease: fl
             store.info = await info_of(link, store.stream, store.name, timeout=timeout)
         except NatsReceiptsError as problem:
             store.problem = problem
-    return Site(link, stores, timeout, lease, most)
+    return Site(link, stores, timeout, lease, most, namespace)
 
 
 def seconds_kept(store: Store) -> float:

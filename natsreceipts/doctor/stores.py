@@ -26,7 +26,7 @@ def settings(site: Site) -> Iterator[Finding]:
         if store.problem is not None:
             yield unverified(check, str(store.problem))
         elif store.info is None:
-            yield error(check, "it does not exist", fix="make it with `natsreceipts up`")
+            yield error(check, "it does not exist", fix=f"make it with `{site.command('up')}`")
         else:
             yield from _compared(site, store, check)
 
@@ -79,7 +79,7 @@ def replicas(site: Site) -> Iterator[Finding]:
         yield warning(
             "replicas, up to date",
             f"some are behind or not there: {', '.join(behind)}",
-            fix="look at `nats server report jetstream`, and bring those servers back",
+            fix="bring those servers back; `nats stream report` shows how far they are",
         )
 
 

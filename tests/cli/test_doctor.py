@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from program import Terminal
-from support import put, toolkit_of
+from support import put, record_of, toolkit_of
 
-from natsreceipts._jetstream import BucketSpec, objects_config, stream_config
+from natsreceipts._jetstream import BucketSpec, JetStreamObjects, objects_config, opened, stream_config
 
 
 async def test_a_line_per_check(toolkit, cli):
@@ -48,7 +48,7 @@ async def test_an_error(toolkit, cli, namespace, nc):
 async def test_where_there_is_nothing(cli, namespace):
     ended = await cli("doctor")
     assert ended.code == 8
-    assert "fix: make it with `natsreceipts up`" in ended.out
+    assert f"fix: make it with `natsreceipts up --namespace {namespace}`" in ended.out
 
 
 @pytest.mark.parametrize(
@@ -126,3 +126,53 @@ async def test_its_fixes_fix(server, namespace, nc, bucket, cli, nats_cli, weak)
     async with toolkit_of(server.url, namespace, provision=False, inline_limit=1024) as toolkit:
         assert await toolkit.run("acme", "r").execute("draw", {}, lambda: "x" * 5000) == "x" * 5000
     await nc.jetstream().delete_stream(log["name"])
+
+
+async def test_what_is_left_over_can_be_removed_as_it_says(server, toolkit, namespace, nc, cli, nats_cli, monkeypatch):
+    """A payload that no record names, and one that was not stored to its end: two of each, one kept."""
+    monkeypatch.setattr("natsreceipts.doctor.orphans._OLD", -60.0)
+    store = f"{namespace}-receipt-payloads"
+    key = toolkit.run("acme", "order 42").key("draw", {}).kv_key
+    async with opened(server.url, connect_timeout=20.0, options={}) as link:
+        for n in range(2):
+            await JetStreamObjects(link, store).put(f"{key}.{n:024}.0", b"left", timeout=20.0)
+    for n in range(2):
+        await nc.jetstream().publish(f"$O.{store}.C.unfinished-{n}", b"half of it")
+
+    async def counted():
+        found = {each["check"]: each for each in (await cli("doctor", "--json")).objects}
+        names = ("payloads, orphans", "payloads, unfinished")
+        return [(len(found[name].get("keys", [])), found[name].get("fix")) for name in names]
+
+    (orphans, rm), (unfinished, purge) = await counted()
+    assert (orphans, unfinished) == (2, 2)
+    path = f"{Path(nats_cli).parent}:{os.environ['PATH']}"
+    for fix in (rm, purge):
+        typed = ("/bin/bash", "-c", f"{fix.partition(', for each')[0]} -f")
+        async with Terminal.of(command=typed, NATS_URL=server.url, PATH=path) as terminal:
+            assert await agreed(terminal) == 0, terminal.seen
+    assert [count for count, _ in await counted()] == [1, 1]
+
+
+async def test_its_own_commands_are_about_the_same_namespace(toolkit, cli, namespace, nc):
+    run = toolkit.run("acme", "r")
+    with pytest.raises(TimeoutError):
+        await run.execute("pay", {}, lost)
+    over, gone = run.key("make", {}), run.key("send", {})
+    await put(nc, namespace, over, record_of(over, leaseMs=1))
+    await put(nc, namespace, gone, b"", headers={"KV-Operation": "DEL"})
+    fixes = [
+        found["fix"] for found in (await cli("doctor", "--json")).objects if "natsreceipts " in found.get("fix", "")
+    ]
+    commands = [command for fix in fixes for command in fix.split(", and ")]
+    assert len(commands) == 4
+    for command in commands:
+        program, *arguments = command.split()
+        assert (program, arguments[-2:]) == ("natsreceipts", ["--namespace", namespace])
+        ended = await cli(*arguments[:-2])
+        assert ended.code == 0
+        assert any(key.kv_key in ended.out for key in (over, gone, run.key("pay", {})))
+
+
+async def lost():
+    raise TimeoutError("no answer")

@@ -208,7 +208,16 @@ async def intrude(site, user, sent, *, meanwhile):
             heard.append(msg)
 
         inbox = client.new_inbox()
-        for subject in (f"{inbox}.>", ">", "$KV.receipts.>", "$KV.notices.>", "sessions.>", "stolen", "$JS.>", "$SYS.>"):
+        for subject in (
+            f"{inbox}.>",
+            ">",
+            "$KV.receipts.>",
+            "$KV.notices.>",
+            "sessions.>",
+            "stolen",
+            "$JS.>",
+            "$SYS.>",
+        ):
             await client.subscribe(subject, cb=hear)
         await client.request(EMPTY, b"", timeout=20)
         for n, (subject, payload, headers, reply) in enumerate(sent):

@@ -129,10 +129,11 @@ def test_with_receipts_no_mail_is_sent_twice_and_one_is_ambiguous(tmp_path):
     assert code == 0, output
     check_receipts(output)
     assert "\x1b" not in output, "no colour in a pipe"
-    assert max(map(len, re.sub(r"(?m)^nats kv .*$", "", output).splitlines())) <= 80
+    assert max(map(len, re.sub(r"(?m)^(nats kv|natsreceipts receipts show) .*$", "", output).splitlines())) <= 80
     assert re.search(
         r"(?m)^nats kv history receipts acme\.order-6\.send_email\.[0-9a-f]{64} --server nats://\S+$", output
     )
+    assert re.search(r"(?m)^natsreceipts receipts show acme\.order-6\.\S+ --server nats://\S+$", output)
     assert re.search(r"(?m)^nats kv get receipts acme\.order-6\.\S+ --raw --server nats://\S+$", output)
     gone(pids(output))
     assert list(tmp_path.iterdir()) == []
