@@ -63,7 +63,7 @@ async def notices(site: Site) -> AsyncIterator[Finding]:
                 bad.note(problem, entry.key)
             pending += 1 if kind == "spec" else -1
             spec_of = stem if kind == "spec" else spec_of
-    for finding in unreadable("notices", bad.corrupt, bad.unsupported, bad.counts):
+    for finding in unreadable("notices", bad.corrupt, bad.unsupported, bad.counts, fix=_notice_fix(site, bad.corrupt)):
         yield finding
     if strange:
         yield warning(
@@ -76,6 +76,23 @@ async def notices(site: Site) -> AsyncIterator[Finding]:
         yield ok("notices, readable", f"{bad.read:,} records read, {max(pending, 0):,} notices carried by no turn yet")
     for finding in bounded(site, site.notices, bad.read):
         yield finding
+
+
+def _notice_fix(site: Site, corrupt: list[str]) -> str:
+    key = corrupt[0] if corrupt else ""
+    name = site.notices.name
+    return (
+        f"nats kv get {name} {key} --raw shows it: put there what belongs there, or give the notice up with "
+        f"nats kv del {name} {key.rpartition('.')[0]}.spec"
+    )
+
+
+def _session_fix(site: Site, corrupt: list[str]) -> str:
+    entry = corrupt[0].rpartition(" ")[2] if corrupt else ""
+    return (
+        f"nats stream get {site.sessions.stream} {entry} shows it: somebody else wrote it. Go on in a new session, "
+        f"with the messages of this one that can be read"
+    )
 
 
 def _check_notice(site: Site, entry: Entry, kind: str, *, has_spec: bool) -> None:
@@ -112,7 +129,9 @@ async def sessions(site: Site) -> AsyncIterator[Finding]:
                 continue
             if record.receipt is not None and record.receipt.revision > newest:
                 newest, of = record.receipt.revision, record.receipt.key
-    for finding in unreadable("sessions", bad.corrupt, bad.unsupported, bad.counts):
+    for finding in unreadable(
+        "sessions", bad.corrupt, bad.unsupported, bad.counts, fix=_session_fix(site, bad.corrupt)
+    ):
         yield finding
     if bad.none:
         yield ok("sessions, readable", f"{bad.read:,} entries read")

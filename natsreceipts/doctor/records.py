@@ -173,14 +173,16 @@ def some(keys: list[str], count: int) -> str:
     return keys[0] + (f" and {count - 1:,} more" if count > 1 else "")
 
 
-def unreadable(what: str, corrupt: list[str], unsupported: list[str], counts: dict[str, int]) -> Iterator[Finding]:
-    """Lines about records that cannot be read."""
+def unreadable(
+    what: str, corrupt: list[str], unsupported: list[str], counts: dict[str, int], *, fix: str
+) -> Iterator[Finding]:
+    """Lines about records that cannot be read; ``fix`` is for those that are corrupt."""
     if corrupt:
         count = counts["corrupt"]
         yield error(
             f"{what}, corrupt",
             f"{count:,} cannot be read: {some(corrupt, count)}",
-            fix="put back the last good revision: docs/operations.md, By hand",
+            fix=fix,
             keys=tuple(corrupt),
         )
     if unsupported:
@@ -194,7 +196,11 @@ def unreadable(what: str, corrupt: list[str], unsupported: list[str], counts: di
 
 
 def _told(site: Site, tally: _Tally, clock: Clock) -> Iterator[Finding]:
-    yield from unreadable("receipts", tally.corrupt, tally.unsupported, tally.counts)
+    mend = "put back the last good revision: docs/operations.md, By hand"
+    ours = [key for key in tally.corrupt if key.count(".") == 3]
+    if ours:
+        mend = f"{site.command(f'receipts show {ours[0]}')} says how to {mend}"
+    yield from unreadable("receipts", tally.corrupt, tally.unsupported, tally.counts, fix=mend)
     if not tally.corrupt and not tally.unsupported:
         yield ok("receipts, readable", f"{tally.read:,} read")
     if tally.erased:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from program import Terminal
+from program import Terminal, program
 from support import put, record_of, toolkit_of
 
 from natsreceipts._jetstream import BucketSpec, JetStreamObjects, objects_config, opened, stream_config
@@ -176,3 +176,34 @@ async def test_its_own_commands_are_about_the_same_namespace(toolkit, cli, names
 
 async def lost():
     raise TimeoutError("no answer")
+
+
+async def test_its_commands_for_what_cannot_be_read(toolkit, cli, namespace, nc, nats_cli, server):
+    run, fact = toolkit.run("acme", "r"), {"decision": "mail", "outcome": "sent"}
+    await run.execute("send", {}, lambda: "sent")
+    filed = await toolkit.notices.file(run="r", step="s", request_id="1", addressee="a", fact=fact)
+    await toolkit.sessions.open("acme", "chat").append({"role": "user", "content": "hi"})
+    await put(nc, namespace, run.key("send", {}), b"oops")
+    await nc.jetstream().publish(f"$KV.{namespace}-notices.{filed.key}", b"oops")
+    await nc.jetstream().publish(f"{namespace}-sessions.acme.chat", b"oops")
+    found = {each["check"]: each for each in (await cli("doctor", "--json")).objects if each["level"] == "error"}
+    assert set(found) == {"receipts, corrupt", "notices, corrupt", "sessions, corrupt"}
+
+    async def nats(command):
+        program_of_it, *arguments = command.split()
+        assert program_of_it == "nats"
+        return await program(*arguments, "--server", server.url, command=(nats_cli,))
+
+    show, says, _ = found["receipts, corrupt"]["fix"].partition(" says how to ")
+    assert says
+    shown = (await cli(*show.split()[1:-2])).out
+    revert = shown[shown.index("nats kv revert ") :].splitlines()[0]
+    assert (await nats(f"{revert} --force")).code == 0
+    look, _, give_up = found["notices, corrupt"]["fix"].partition(" shows it: put there what belongs there, or give ")
+    assert "oops" in (await nats(look)).out
+    assert (await nats(f"{give_up.removeprefix('the notice up with ')} -f")).code == 0
+    look, says, _ = found["sessions, corrupt"]["fix"].partition(" shows it: ")
+    assert says
+    assert "oops" in (await nats(look)).out
+    left = [each["check"] for each in (await cli("doctor", "--json")).objects if each["level"] == "error"]
+    assert left == ["sessions, corrupt"]
