@@ -16,6 +16,9 @@ _log = logging.getLogger("natsreceipts")
 
 _T = TypeVar("_T")
 
+_CANCEL_AGAIN = 1.0
+"""Seconds after which what was cancelled, and still goes on, is cancelled again."""
+
 
 async def see_through(work: Coroutine[Any, Any, _T], *, within: float | None) -> _T:
     """Run ``work`` to its end even if this task is cancelled meanwhile, then let the cancellation go on.
@@ -183,9 +186,7 @@ async def merged(sources: Sequence[AsyncGenerator[_T, None]]) -> AsyncGenerator[
                 nexts[asyncio.ensure_future(anext(source))] = source
                 yield item
     finally:
-        for each in nexts:
-            each.cancel()
         if nexts:
-            await see_through(all_done(set(nexts)), within=None)
+            await see_through(all_of(stopped(each, again=_CANCEL_AGAIN) for each in nexts), within=None)
         for source in sources:
             await source.aclose()
