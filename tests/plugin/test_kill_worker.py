@@ -85,9 +85,10 @@ async def test_a_command_that_goes_on_for_ever(kill):
 async def test_an_until_that_loses_a_cancellation(tmp_path, monkeypatch):
     """Before Python 3.12 one is lost where it meets the answer to a request of nats-py's."""
     monkeypatch.setattr("natsreceipts.testing.worker_process._LONGEST_CLEANUP", 0.05)
-    cancelled = []
+    cancelled, begun = [], tmp_path / "begun"
 
     async def until():
+        begun.touch()
         while len(cancelled) < 2:
             try:
                 await asyncio.get_running_loop().create_future()
@@ -96,7 +97,8 @@ async def test_an_until_that_loses_a_cancellation(tmp_path, monkeypatch):
         raise asyncio.CancelledError
 
     async with asyncio.timeout(30):
-        async with WorkerProcess([sys.executable, "-c", ""], env=os.environ, log=tmp_path / "log") as process:
+        ends = f"import os, time\nwhile not os.path.exists({str(begun)!r}): time.sleep(0.01)"
+        async with WorkerProcess([sys.executable, "-c", ends], env=os.environ, log=tmp_path / "log") as process:
             assert await process.end(until=until, timeout=30) == 0
     assert len(cancelled) == 2
 
