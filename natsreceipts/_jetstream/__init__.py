@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from natsreceipts._jetstream.bucket import JetStreamBucket
-from natsreceipts._jetstream.connection import Connection, checked_servers, opened
+from natsreceipts._jetstream.connection import Connection, opened
 from natsreceipts._jetstream.findings import ANEW, MIN_HISTORY, Finding, edit_of, findings, objects_findings
 from natsreceipts._jetstream.objects import JetStreamObjects, ObjectMeta
 from natsreceipts._jetstream.partitions import PartitionedBucket, partition_of
@@ -22,6 +22,7 @@ from natsreceipts._jetstream.seam import (
     RivalInFlight,
     Unknown,
 )
+from natsreceipts._jetstream.servers import checked_servers
 from natsreceipts._jetstream.settings import (
     BucketSpec,
     bind,

@@ -12,16 +12,18 @@ import contextlib
 import itertools
 import logging
 import re
+import ssl
+import sys
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import nats
 import nats.errors
 from nats.aio.client import Client
-from typing_extensions import TypeIs
 
+from natsreceipts._jetstream.servers import without_secrets
 from natsreceipts._jetstream.tls import check_tls
-from natsreceipts.errors import InvalidSetting, PermissionDenied, Unreachable, brief
+from natsreceipts.errors import InvalidSetting, PermissionDenied, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
     from nats.aio.transport import Transport
 
-__all__ = ["Connection", "NoResponders", "NotSent", "Reply", "checked_servers", "close_client", "opened"]
+__all__ = ["Connection", "NoResponders", "NotSent", "Reply", "close_client", "opened"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -330,20 +332,39 @@ def _verb(operation: str) -> str:
     return "publish" if operation.lower() == "publish" else "subscribe"
 
 
-def _is_about_credentials(error: Exception | None) -> bool:
-    """A refused login drops the connection, so that later errors speak of the transport and hide the reason."""
-    return isinstance(error, nats.errors.AuthorizationError) or "authoriz" in str(error).lower()
+_REFUSED = re.compile(r"authoriz|authentication (expired|revoked)", re.IGNORECASE)
+
+
+def _is_refusal(error: Exception | None) -> bool:
+    """Whether a server, or TLS, turned us down, which the same credentials do not change a moment later.
+
+    A refused login drops the connection, so that later errors speak of the transport and hide the reason.
+    """
+    return isinstance(error, nats.errors.AuthorizationError | ssl.SSLCertVerificationError) or bool(
+        _REFUSED.search(str(error))
+    )
+
+
+class _TurnedDown(Exception):
+    """Every server turned us down. (What an error callback raises ends nats-py's first connect, and no other.)"""
 
 
 class _Callbacks:
     """nats-py takes its callbacks before there is a connection to speak of."""
 
-    connection: Connection | None = None
-    last: Exception | None = None
+    def __init__(self, servers: int) -> None:
+        self.connection: Connection | None = None
+        self.connecting = True
+        self.last: Exception | None = None
+        self._refusals_left = servers
 
     async def error(self, error: Exception) -> None:
-        if not _is_about_credentials(self.last):
+        if not _is_refusal(self.last):
             self.last = error
+        if self.connecting and _is_refusal(error):
+            self._refusals_left -= 1  # nats-py tries its servers in turn
+            if self._refusals_left <= 0:
+                raise _TurnedDown from error
         if self.connection is not None:
             await self.connection.on_error(error)
 
@@ -352,38 +373,10 @@ class _Callbacks:
             await self.connection.on_disconnected()
 
 
-_OURS = ("disconnected_cb", "error_cb", "max_reconnect_attempts", "pending_size")
-"""Settings of nats-py that the guarantees rest on."""
-
-
-def checked_servers(servers: object, options: dict[str, Any]) -> str | list[str] | Client:
-    """What to connect to. Raises InvalidSetting for what is no URL, list of them, or client."""
-    if taken := [name for name in _OURS if name in options]:
-        raise InvalidSetting(
-            f"{', '.join(taken)}: the toolkit sets this on connections that it opens; open one yourself and pass it"
-        )
-    if isinstance(servers, Client):
-        if options:
-            raise InvalidSetting(
-                f"{', '.join(options)}: settings of a connection, and the client passed in has its own"
-            )
-        return servers
-    urls: list[object] = [servers] if isinstance(servers, str) else list(servers) if _is_sequence(servers) else []
-    if not urls or not all(isinstance(url, str) and url.strip() for url in urls):
-        raise InvalidSetting(
-            f"servers={brief(servers)}: use a URL like nats://127.0.0.1:4222, a list of them, or a connected nats-py "
-            f"client"
-        )
-    return [str(url) for url in urls]
-
-
-def _is_sequence(servers: object) -> TypeIs[Sequence[object]]:
-    return isinstance(servers, list | tuple)
-
-
-def _without_secrets(url: str) -> str:
-    scheme, separator, rest = url.rpartition("://")
-    return scheme + separator + rest.rpartition("@")[2]
+def _nkeys_errors() -> tuple[type[Exception], ...]:
+    """What the optional nkeys raises for seeds that are none, where it was imported."""
+    found = getattr(sys.modules.get("nkeys"), "NkeysError", None)
+    return (found,) if found is not None else ()
 
 
 async def close_client(client: Client) -> None:
@@ -405,6 +398,19 @@ async def close_client(client: Client) -> None:
             raise
     finally:
         await _reconnecting_ended(client)
+
+
+async def _close_refused(client: Client, cause: BaseException | None) -> None:
+    if not isinstance(cause, ssl.SSLError):
+        await close_client(client)
+        return
+    # After a handshake that failed nats-py's close() waits for ever for a transport that is gone (measured).
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await close_client(client)
+    transport: Transport | None = getattr(client, "_transport", None)
+    if transport is not None:
+        transport.close()
 
 
 async def _reconnecting_ended(client: Client) -> None:
@@ -438,7 +444,8 @@ async def opened(
         finally:
             await connection.close()
         return
-    callbacks = _Callbacks()
+    urls = [servers] if isinstance(servers, str) else list(servers)
+    callbacks = _Callbacks(len(urls))
     client = Client()
     settings: dict[str, Any] = {
         "ping_interval": 10,
@@ -451,13 +458,18 @@ async def opened(
         "error_cb": callbacks.error,
         "disconnected_cb": callbacks.disconnected,
     }
-    urls = [servers] if isinstance(servers, str) else list(servers)
-    shown = ", ".join(map(_without_secrets, urls))
+    shown = ", ".join(map(without_secrets, urls))
     await check_tls(urls, options)
     try:
         async with asyncio.timeout(connect_timeout):
             await client.connect(urls, **settings)
-    except (FileNotFoundError, PermissionError, ImportError, ValueError, TypeError) as error:
+    except _TurnedDown as down:
+        await _close_refused(client, down.__cause__)
+        cause = callbacks.last
+        raise Unreachable(
+            f"the NATS server at {shown} did not let us in ({cause}): check the credentials and the TLS settings"
+        ).because(cause) from down.__cause__
+    except (FileNotFoundError, PermissionError, ImportError, ValueError, TypeError, *_nkeys_errors()) as error:
         await close_client(client)
         raise InvalidSetting(f"{shown} cannot be connected to with these settings: {error}") from error
     except (TimeoutError, nats.errors.Error, OSError) as error:
@@ -471,7 +483,7 @@ async def opened(
         await close_client(client)
         raise
     connection = Connection(client)
-    callbacks.connection = connection
+    callbacks.connecting, callbacks.connection = False, connection
     try:
         await connection.open(timeout=connect_timeout)
         yield connection
