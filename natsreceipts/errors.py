@@ -6,6 +6,7 @@ boundary, and every error that came from elsewhere has that cause chained (``__c
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING, Any, Self, cast
 
 if TYPE_CHECKING:
@@ -392,6 +393,12 @@ class PayloadMissing(ReceiptError):
         )
 
 
+def _named_last(bucket: str, kv_key: str, flags: str = "") -> str:
+    """Arguments of a `nats kv` command: a key that begins with - is taken for a flag, unless ``--`` is before it."""
+    said = (bucket, flags, "--", kv_key) if kv_key.startswith("-") else (bucket, kv_key, flags)
+    return " ".join(filter(None, said))
+
+
 class CorruptRecord(ReceiptError):
     """A value in a bucket that cannot be read. It is never treated as absent."""
 
@@ -413,10 +420,10 @@ class CorruptRecord(ReceiptError):
             spec = f"{kv_key.rpartition('.')[0]}.spec"
             super().__init__(
                 key,
-                f"revision {revision} in bucket {bucket!r} cannot be read ({reason}); nothing was written, and every "
-                f"list with this notice fails. Look at it with `nats kv get {bucket} {kv_key} --revision {revision} "
-                f"--raw`: somebody else wrote it. Put what belongs there, or give the notice up with "
-                f"`nats kv del {bucket} {spec}`: the lists then go on without it",
+                f"revision {revision} in bucket {bucket!r} cannot be read ({reason}); nothing was written. Lists that "
+                f"are not told to leave it out (`unreadable=`) fail over it. Look at it with "
+                f"`nats kv get {bucket} {kv_key} --revision {revision} --raw`: somebody else wrote it. Put what "
+                f"belongs there, or give the notice up with `nats kv del {bucket} {spec}`",
             )
             return
         if of_session:
@@ -430,8 +437,8 @@ class CorruptRecord(ReceiptError):
         super().__init__(
             key,
             f"revision {revision} in bucket {bucket!r} cannot be read ({reason}); nothing was executed. "
-            f"Look at it with `nats kv get {bucket} {kv_key} --revision {revision} --raw` and put back the last good "
-            f"revision from `nats kv history {bucket} {kv_key}`",
+            f"Look at it with `nats kv get {_named_last(bucket, kv_key, f'--revision {revision} --raw')}` and put back "
+            f"the last good revision from `nats kv history {_named_last(bucket, kv_key)}`",
         )
 
 
@@ -548,10 +555,10 @@ class NoticeConflict(NatsReceiptsError):
         self.key = key
         self.existing = existing
         self.refused = refused
-        stands = "a delete marker stands there" if existing is None else "it says something else (.existing)"
+        stands = "a delete marker stands there" if existing is None else "it says something else (`existing`)"
         super().__init__(
-            f"{key}: this notice was filed before, and {stands}. It was not overwritten. Two decisions need two "
-            f"request ids; a step that is carried out again must say the same"
+            f"{key}: this notice was filed before, and {stands}; `natsreceipts notices show {key}` shows it. It was "
+            f"not overwritten. Two decisions need two request ids; a step that is carried out again must say the same"
         )
 
 
@@ -565,7 +572,15 @@ class AlreadyConsumed(NatsReceiptsError):
         self.key = key
         self.by = by
         self.consumed_at = consumed_at
-        super().__init__(f"{key}: {brief(by)} has carried this notice, at {consumed_at} ms: leave it out of this turn")
+        super().__init__(f"{key}: {brief(by)} has carried this notice, {_at(consumed_at)}: leave it out of this turn")
+
+
+def _at(milliseconds: int) -> str:
+    try:
+        time = dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC)
+    except (OverflowError, OSError, ValueError):  # what no calendar has
+        return f"at {milliseconds} ms"
+    return f"at {time.isoformat(' ', 'milliseconds').replace('+00:00', 'Z')}"
 
 
 def with_key(error: NatsReceiptsError, key: ReceiptKey | str) -> NatsReceiptsError:

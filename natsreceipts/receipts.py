@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from natsreceipts._jetstream import Entry
-from natsreceipts.attempt import Attempt, Blocked, Judged, Resolution
+from natsreceipts.attempt import Attempt, Blocked, Judged
 from natsreceipts.attempts import CLAIM_PATIENCE, Attempts
 from natsreceipts.background import merged
 from natsreceipts.decision import Ambiguous, Effect
 from natsreceipts.errors import (
-    CallInFlight,
     CorruptRecord,
-    InvalidName,
     InvalidSetting,
     NatsReceiptsError,
     NotClaimed,
@@ -27,13 +25,20 @@ from natsreceipts.errors import (
     with_key,
 )
 from natsreceipts.fence import InDoubt, NotWritten, Pace, clock, newest, patiently, raise_refusal
-from natsreceipts.identity import ReceiptKey, key_token, name_from_token, split_kv_key
-from natsreceipts.notice import check_run, check_text
-from natsreceipts.payload import NotEncodable
+from natsreceipts.identity import ReceiptKey, key_token, split_kv_key
+from natsreceipts.notice import check_text
 from natsreceipts.receipt import Receipt, Revision
+from natsreceipts.resolving import (
+    UNSET,
+    check_notifiable,
+    check_resolvable,
+    live,
+    names_of,
+    resolution_of,
+)
 from natsreceipts.seen import Seen, seen_of
 from natsreceipts.server_time import ServerTime
-from natsreceipts.wire import Payload, ReceiptRecord, ResolvedBy, Status, encode_payload
+from natsreceipts.wire import Payload, ReceiptRecord, Status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -46,9 +51,6 @@ __all__ = ["ReceiptStore"]
 _READ_PATIENCE = 5.0
 """Seconds that a read is tried for."""
 
-_LONGEST_TEXT = 2000
-"""Characters of who settled a call, and of why."""
-
 _WATCH_AGAIN = 0.5
 """Seconds after which a watch tries again while no server answers."""
 
@@ -57,8 +59,6 @@ _WATCH_EVERY = 5.0
 
 _LISTED_AT_ONCE = 128
 """Receipts that a long list holds in memory at a time: 32 MiB, as long as payloads move out at 256 KiB."""
-
-_UNSET: Any = object()
 
 
 class ReceiptStore:
@@ -228,7 +228,7 @@ class ReceiptStore:
         key: ReceiptKey | str,
         *,
         revision: int,
-        completed: object = _UNSET,
+        completed: object = UNSET,
         not_applied: bool = False,
         by: str,
         reason: str,
@@ -256,7 +256,7 @@ class ReceiptStore:
             raise InvalidSetting(f"even_if_running={brief(even_if_running)}: use True or False")
         if type(revision) is not int or revision < 1:
             raise InvalidSetting(f"revision={brief(revision)}: use the revision that you looked at, an int from 1")
-        resolution, value = _resolution(completed, not_applied=not_applied, by=by, reason=reason)
+        resolution, value = resolution_of(completed, not_applied=not_applied, by=by, reason=reason)
         if notify is not None:
             check_text("notify", notify)
         entry = await self._newest(key)
@@ -265,15 +265,15 @@ class ReceiptStore:
         if entry.erased:
             if entry.revision != revision:
                 raise StaleRevision(key, revision=revision, current=entry.revision, status="erased")
-            names = key if isinstance(key, ReceiptKey) else _names_in(key)
-            _check_notifiable(names, notify)
+            names = key if isinstance(key, ReceiptKey) else names_of(key, await self.revisions(key))
+            check_notifiable(names, notify)
             attempt = Attempt(names, effect=Effect.OPAQUE, lease=30.0)
             standing = Judged(self._erased(names), revision)
         else:
             seen = seen_of(self.bucket(key), key, entry)
             if seen.revision != revision:
                 raise StaleRevision(key, revision=revision, current=seen.revision, status=seen.record.status)
-            _check_notifiable(seen.record.key, notify)
+            check_notifiable(seen.record.key, notify)
             attempt = Attempt(
                 seen.record.key, effect=seen.record.effect or Effect.OPAQUE, lease=(seen.record.lease_ms or 0) / 1000
             )
@@ -325,24 +325,15 @@ class ReceiptStore:
         record = seen.record
         if record.status == "ambiguous":
             return Judged(record, seen.revision)
-        if record.status == "completed":
-            raise NotResolvable(attempt.key, status="completed", reason="its result is on record, and final")
-        if record.status == "withdrawn":
-            raise NotResolvable(attempt.key, status="withdrawn", reason="no attempt was ever made")
+        check_resolvable(record, attempt.key)
         if record.status == "failed":
-            if record.not_applied or record.effect is not Effect.OPAQUE:
-                raise NotResolvable(attempt.key, status="failed", reason="the next call makes a new attempt")
             return Judged(record, seen.revision)
         if even_if_running:
             return Judged(record, seen.revision)
         pace = self._attempts.pace(attempt.lease, patience=CLAIM_PATIENCE)
         expires_in = await self._attempts.expires_in(attempt, seen, pace)
         if expires_in > 0:
-            raise CallInFlight(
-                attempt.key,
-                retry_after=expires_in,
-                reason="an attempt holds a live lease: wait for its end, or say even_if_running if you know better",
-            )
+            raise live(attempt.key, expires_in)
         effect = record.effect or Effect.OPAQUE
         blocked = Blocked(seen, Ambiguous("its lease is over"), effect, expires_in)
         try:
@@ -437,11 +428,6 @@ async def _after(bucket: Bucket, pattern: str, revision: int) -> AsyncIterator[E
             yield entry
 
 
-def _check_notifiable(key: ReceiptKey, notify: str | None) -> None:
-    if notify is not None:
-        check_run(key.run)
-
-
 def _time(nanoseconds: int) -> dt.datetime:
     return dt.datetime.fromtimestamp(nanoseconds / 1e9, tz=dt.UTC)
 
@@ -453,38 +439,6 @@ def _kv_key(key: ReceiptKey | str) -> str:
     return key
 
 
-def _names_in(kv_key: str) -> ReceiptKey:
-    tenant, run, tool, args_hash = split_kv_key(kv_key)
-    names = [name_from_token(token) for token in (tenant, run, tool)]
-    if None in names:
-        raise InvalidName("key", kv_key, "its names are hashed and the record is gone: pass the ReceiptKey itself")
-    return ReceiptKey(names[0] or "", names[1] or "", names[2] or "", args_hash)
-
-
 def _pattern(tenant: str | None, run: str | None, tool: str | None) -> str:
     tokens = [key_token(name) if name is not None else "*" for name in (tenant, run, tool)]
     return ".".join([*tokens, "*"])
-
-
-def _resolution(completed: object, *, not_applied: bool, by: str, reason: str) -> tuple[Resolution, Any]:
-    for what, text in (("by", by), ("reason", reason)):
-        if not isinstance(cast("object", text), str) or not text.strip():
-            raise InvalidSetting(f"{what}={brief(text)}: say who settles this call and why, in a non-empty string")
-        if len(text) > _LONGEST_TEXT:
-            raise InvalidSetting(f"{what}: {len(text):,} characters are too many, use at most {_LONGEST_TEXT:,}")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidSetting(f"{what}={brief(text)}: lone surrogates cannot be recorded") from error
-    if not_applied is not True and not_applied is not False:
-        raise InvalidSetting(f"not_applied={brief(not_applied)}: use True or False")
-    if not_applied == (completed is not _UNSET):
-        raise InvalidSetting("say one of completed=RESULT and not_applied=True")
-    resolved = ResolvedBy(by=by, reason=reason)
-    if not_applied:
-        return Resolution(resolved), None
-    try:
-        payload, value = encode_payload(completed)
-    except NotEncodable as error:
-        raise InvalidSetting(f"completed={type(completed).__name__}: {error}") from error
-    return Resolution(resolved, payload), value

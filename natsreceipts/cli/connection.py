@@ -17,6 +17,7 @@ import typer
 
 from natsreceipts.cli import contexts
 from natsreceipts.cli.exits import Exit, Failure
+from natsreceipts.errors import brief
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -217,10 +218,16 @@ def _tls(settings: _Settings) -> dict[str, Any]:
 
 
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h))+|\d+(?:\.\d+)?")
+_LONGEST = 86_400.0
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 
 def _seconds(text: str) -> float:
-    if not _DURATION.fullmatch(text):
-        raise Failure(f"timeout {text!r}: use a time like 5s, 500ms or 1m", Exit.USAGE)
+    seconds = _sum(text) if _DURATION.fullmatch(text) else 0.0
+    if not 0 < seconds <= _LONGEST:
+        raise Failure(f"timeout {brief(text)}: use a time like 5s, 500ms or 1m, up to 24h", Exit.USAGE)
+    return seconds
+
+
+def _sum(text: str) -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text))

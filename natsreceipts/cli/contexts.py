@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from natsreceipts.cli.exits import Exit, Failure
+from natsreceipts.cli.given_json import given_json
 
 __all__ = ["expanded", "known", "load", "secret", "selected"]
 
@@ -48,12 +48,12 @@ def selected() -> str:
 def load(name: str) -> dict[str, str]:
     """A context's settings under their names in the file, without those that are empty. Raises `Failure`."""
     path = Path(name)
-    if not (name.endswith(".json") and path.is_file()):
+    if not (name.endswith(".json") and _is_file(path)):
         if ".." in name or "/" in name or "\\" in name:
             raise Failure(f"context {name!r}: use a name of `nats context ls`, or a .json file", Exit.USAGE)
         path = _root() / "context" / f"{name}.json"
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = given_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         there = ", ".join(known()) or "none"
         raise Failure(
@@ -71,7 +71,17 @@ def load(name: str) -> dict[str, str]:
                 f"--no-context with --server and credentials",
                 Exit.USAGE,
             )
+    for field, value in settings.items():
+        if isinstance(value, dict | list):
+            raise Failure(f"context {name!r}: {field} in {path} is no text, number, true or false", Exit.USAGE)
     return {field: "true" if value is True else str(value) for field, value in settings.items() if value}
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or holds a NUL
+        return False
 
 
 def expanded(path: str) -> str:

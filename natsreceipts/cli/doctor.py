@@ -53,7 +53,8 @@ async def _doctor(
         **settings,
     )
     async with contextlib.aclosing(found) as findings:
-        async for finding in findings:
+        async for found_one in findings:
+            finding = _placed(session, found_one)
             counts[finding.level] += 1
             if json:
                 session.out.json({name: value for name, value in dataclasses.asdict(finding).items() if value})
@@ -62,6 +63,12 @@ async def _doctor(
     if not json:
         session.out.line(", ".join(f"{counts[level]} {level}" for level in _STYLES if counts[level]))
     return Exit.UNSOUND if counts["error"] else Exit.DONE
+
+
+def _placed(session: Session, finding: Finding) -> Finding:
+    placed = session.place.in_commands
+    fix = placed(finding.fix) if finding.fix is not None else None
+    return dataclasses.replace(finding, text=placed(finding.text), fix=fix)
 
 
 def _tell(out: Out, finding: Finding) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import typer
 
 from natsreceipts.cli.exits import Exit
 from natsreceipts.cli.output import plain
+from natsreceipts.cli.stdout import CannotWrite, PipeClosed, telling_stdout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,12 +27,20 @@ _WRONG_USE: tuple[type[Exception], ...] = tuple(
 def run(app: Callable[..., Any], arguments: Sequence[str] | None = None) -> int:
     """Run the program (on the process's own arguments), and give its exit code."""
     try:
-        return app(args=arguments, prog_name="natsreceipts", standalone_mode=False) or Exit.DONE
+        with telling_stdout():
+            return app(args=arguments, prog_name="natsreceipts", standalone_mode=False) or Exit.DONE
     except _WRONG_USE as wrong:
         context = getattr(wrong, "ctx", None)
         path = context.command_path if context is not None else "natsreceipts"
-        _say(f"{wrong.format_message().rstrip('.')}. See: {path} --help")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        said: str = wrong.format_message().rstrip(".")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+        given = sys.argv[1:] if arguments is None else arguments
+        _say(f"{said}. {_about_dashes(wrong, given)}See: {path} --help")
         return Exit.USAGE
+    except PipeClosed:
+        return Exit.PIPE_CLOSED
+    except CannotWrite as failure:
+        _say(str(failure))
+        return Exit.FAILED
     except (KeyboardInterrupt, typer.Abort):
         _say("stopped by Ctrl-C")
         return Exit.INTERRUPTED
@@ -44,5 +54,12 @@ def run(app: Callable[..., Any], arguments: Sequence[str] | None = None) -> int:
         return Exit.FAILED
 
 
+def _about_dashes(wrong: Exception, given: Sequence[str]) -> str:
+    if type(wrong).__name__ != "NoSuchOption" or not any(word.startswith("-") and "." in word for word in given):
+        return ""
+    return "A key that begins with - goes last, behind -- . "
+
+
 def _say(text: str) -> None:
-    sys.stderr.write("natsreceipts: " + plain(" ".join(text.split())) + "\n")
+    with contextlib.suppress(OSError):
+        sys.stderr.write("natsreceipts: " + plain(" ".join(text.split())) + "\n")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import json as jsonlib
-import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from natsreceipts.cli.exits import Exit, Failure
+from natsreceipts.cli.given_json import given_json
 from natsreceipts.cli.output import instant, plain
+from natsreceipts.cli.place import with_key
 from natsreceipts.cli.problems import Problems
 from natsreceipts.cli.verb import AsJson, Session, group, verb
 from natsreceipts.errors import InvalidName
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = group("Look at run notices, file them, and put on record that a turn carried one.")
+
+_SAFE = (1 << 53) - 1
+"""The largest int that every double below it has a next one for."""
 
 Tenant = Annotated[str | None, typer.Option(help="At the endpoint of this tenant.")]
 Endpoint = Annotated[str | None, typer.Option(help="At this endpoint.")]
@@ -80,7 +84,7 @@ async def ls(
         said = f"{plain(spec.addressee)}  {spec.fact.decision} {spec.fact.outcome}"
         session.out.line((state, style), f"  {_time(spec.at)}  {said}  {key}")
     if not shown and not json and not problems.count:
-        session.out.remark(f"no notice matches ({len(found):,} read)")
+        session.remark(f"no notice matches ({len(found):,} read)")
     return problems.exit
 
 
@@ -126,7 +130,8 @@ async def show(session: Session, key: Key, json: AsJson = False) -> None:
     if spec.fact.outcome == "needs-a-person" and _is_kv_key(spec.step):
         out.line()
         out.line(("What to do", "bold"))
-        out.line(f"  $ natsreceipts{session.same_place()} receipts show {shlex.quote(spec.step)}")
+        for line in session.place.in_all([with_key("$ natsreceipts receipts show", spec.step)]):
+            out.line(f"  {line}")
 
 
 @verb(app, "file")
@@ -159,6 +164,7 @@ async def file(
     async with session.toolkit() as toolkit:
         board = toolkit.notices.at(where)
         filed = await board.file(run=run, step=step, request_id=request_id, addressees=to, fact=fact, at=at)
+    session.written = "; ".join(f"{'filed' if one.created else 'stood there already'}: {one.key}" for one in filed)
     for one in filed:
         if json:
             session.out.json({"key": one.key, "noticeId": one.notice_id, "created": one.created})
@@ -171,9 +177,16 @@ def _detail(text: str) -> tuple[str, object]:
     if not equals:
         raise Failure(f"--detail {text}: use NAME=VALUE", Exit.USAGE)
     try:
-        read: object = jsonlib.loads(value)
-    except ValueError:
+        read: object = given_json(value)
+    except jsonlib.JSONDecodeError:
         return name, value
+    except ValueError as error:
+        raise Failure(f"--detail {name}: its value cannot be used: {error}", Exit.USAGE) from error
+    if isinstance(read, int) and abs(read) > _SAFE:
+        raise Failure(
+            f"--detail {name}: {value} is beyond what a double holds exactly: write it as a text, {name}='\"{value}\"'",
+            Exit.USAGE,
+        )
     return name, read if isinstance(read, str | int | float | bool) else value
 
 
@@ -191,6 +204,7 @@ async def consume(
         at = board.at(key.split(".")[1])
         spec = notice.spec
         status = await at.consume(run=spec.run, addressee=spec.addressee, notice_id=notice.notice_id, by=by)
+    session.written = f"it is on record as carried by {plain(status.by)}"
     if json:
         session.out.json({"key": key.rpartition(".")[0] + ".status", **jsonlib.loads(status.to_bytes())})
     else:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
 import sys
 import textwrap
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -63,11 +64,6 @@ def duration(seconds: float) -> str:
     return sign + " ".join(part for part in parts[:2] if not part.startswith("0 "))
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> NoReturn:
-        raise BrokenPipeError
-
-
 class Out:
     """Standard output, and progress and remarks on standard error."""
 
@@ -75,7 +71,7 @@ class Out:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
-        self.console = _Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
+        self.console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
         self._remarks = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, markup=False)
         self._coloured = self.console.is_terminal and not self.console.no_color
         self._progress = ""
@@ -125,7 +121,8 @@ class Out:
     def remark(self, text: str) -> None:
         """A line on standard error, one line whatever is in it."""
         self._clear()
-        self._remarks.print(Text("natsreceipts: " + " ".join(plain(text.replace("\n", " ")).split())))
+        with contextlib.suppress(OSError):  # nobody hears it, and the exit code says it too
+            self._remarks.print(Text("natsreceipts: " + " ".join(plain(text.replace("\n", " ")).split())))
 
     def progress(self, text: str) -> None:
         """Say on a terminal how far it is, now and then, where nothing else moves."""
@@ -144,6 +141,6 @@ class Out:
             self._progress = ""
 
     def close(self) -> None:
-        """Nothing is left in a buffer. Raises BrokenPipeError."""
+        """Nothing is left in a buffer. Raises `PipeClosed` and `CannotWrite`."""
         self._clear()
         sys.stdout.flush()

@@ -23,7 +23,7 @@ class Problems:
     def __call__(self, problem: NatsReceiptsError) -> None:
         """One that cannot be read."""
         self.count += 1
-        self._session.out.remark(str(problem))
+        self._session.remark(str(problem))
 
     @property
     def exit(self) -> Exit:

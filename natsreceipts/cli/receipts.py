@@ -86,7 +86,7 @@ async def ls(
             _found(session, receipt, time, found, json=json, column="LEFT")
             found += 1
     if not found and not json and not problems.count:
-        session.out.remark(f"no receipt matches ({read:,} read)")
+        session.remark(f"no receipt matches ({read:,} read)")
     return problems.exit
 
 

@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from natsreceipts.cli.exits import Exit, Failure
+from natsreceipts.cli.given_json import given_json
 from natsreceipts.cli.output import plain
+from natsreceipts.cli.place import with_key
 from natsreceipts.cli.receipts import app
 from natsreceipts.cli.shapes import wire_json
 from natsreceipts.cli.show import Found, Key, looked_up, tell_history
 from natsreceipts.cli.story import claimed_by_not_applied, status_of
 from natsreceipts.cli.verb import AsJson, Session, verb
-from natsreceipts.errors import NatsReceiptsError, StaleRevision
+from natsreceipts.errors import InvalidSetting, NatsReceiptsError, StaleRevision
+from natsreceipts.notice import check_text
+from natsreceipts.resolving import UNSET, check_notifiable, check_resolvable, live, names_of, resolution_of
 
 if TYPE_CHECKING:
     from natsreceipts.notice_record import NoticeSpec
@@ -55,16 +59,25 @@ def resolve(
     if not_applied == (completed is not None):
         raise Failure("say one of --completed JSON (it took effect) and --not-applied", Exit.USAGE)
     if yes and revision is None:
-        raise Failure(
-            "--yes needs --revision N, the one that you looked at with `natsreceipts receipts show`", Exit.USAGE
-        )
+        look = with_key("natsreceipts receipts show", key)
+        raise Failure(f"--yes needs --revision N, the one that you looked at with `{look}`", Exit.USAGE)
+    if not yes and not _somebody_is_there():
+        look = with_key("natsreceipts receipts show", key)
+        raise Failure(f"nobody is there to ask: look with `{look}`, then say --yes --revision N", Exit.USAGE)
     outcome: dict[str, Any] = {"not_applied": True} if not_applied else {"completed": _result(completed or "")}
+    resolution_of(outcome.get("completed", UNSET), not_applied=not_applied, by=by, reason=reason)
+    if notify is not None:
+        check_text("notify", notify)
+    found = session.run(_looked_at(session, key))
+    _check(found, revision, notify, even_if_running=even_if_running)
     if not yes:
-        revision = _asked(session, key, revision, outcome, even_if_running=even_if_running)
-    assert revision is not None
-    session.interrupted = f"stopped by Ctrl-C; whether it was settled shows `natsreceipts receipts show {key}`"
+        _ask(session, found, outcome, even_if_running=even_if_running)
+    look = with_key("natsreceipts receipts show", key)
+    session.interrupted = f"stopped by Ctrl-C; whether it was settled shows `{look}`"
     said: dict[str, Any] = {"by": by, "reason": reason, "even_if_running": even_if_running, **outcome}
-    settled, told = session.run(_settled(session, key, notify=notify, revision=revision, **said))
+    chosen = found.newest.revision if revision is None else revision
+    settled, told = session.run(_settled(session, key, notify=notify, revision=chosen, **said))
+    session.written = f"it IS settled, as {settled.status} at revision {settled.revision}"
     if json:
         session.out.json(wire_json(settled))
     else:
@@ -84,35 +97,51 @@ def _result(given: str) -> Any:
     text = given
     try:
         if given.startswith("@"):
-            text = sys.stdin.read() if given == "@-" else Path(given[1:]).read_text(encoding="utf-8")
-        result = jsonlib.loads(text, parse_constant=_no_json)
-        jsonlib.dumps(result, ensure_ascii=False, allow_nan=False).encode()  # 1e999 is infinity, "\\ud800" has no UTF-8
-        return result
+            text = _input() if given == "@-" else Path(given[1:]).read_text(encoding="utf-8")
+        return given_json(text)
     except OSError as error:
         raise Failure(f"--completed {given}: {error}", Exit.USAGE) from error
-    except (ValueError, RecursionError) as error:
+    except jsonlib.JSONDecodeError as error:
         raise Failure(
             f"--completed is no JSON ({error}): write a text in double quotes ('\"done\"'), and null where there is no "
             f"result",
             Exit.USAGE,
         ) from error
+    except ValueError as error:
+        raise Failure(f"--completed is no JSON that every reader takes alike: {error}", Exit.USAGE) from error
 
 
-def _no_json(constant: str) -> Any:
-    raise ValueError(f"{constant} is none")
+def _input() -> str:
+    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison] - closed by whoever started us
+        raise OSError("standard input is closed")
+    return sys.stdin.read()
 
 
-def _asked(session: Session, key: str, revision: int | None, outcome: dict[str, Any], *, even_if_running: bool) -> int:
-    """Show what would be settled, ask, and give the revision that was shown. Raises `Failure`."""
-    if not sys.stdin.isatty():
-        raise Failure(
-            "nobody is there to ask: look with `natsreceipts receipts show`, then say --yes --revision N", Exit.USAGE
-        )
-    found = session.run(_looked_at(session, key))
+def _somebody_is_there() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()  # pyright: ignore[reportUnnecessaryComparison] - it may be closed
+
+
+def _check(found: Found, revision: int | None, notify: str | None, *, even_if_running: bool) -> None:
+    """Refuse what cannot be settled, before anybody is asked to affirm it. The settle checks the same again."""
     newest = found.newest
+    if revision is not None and revision < 1:
+        raise InvalidSetting(f"revision={revision}: use the revision that you looked at, an int of at least 1")
     if revision is not None and revision != newest.revision:
-        raise StaleRevision(key, revision=revision, current=newest.revision, status=status_of(newest))
-    out = session.out
+        raise StaleRevision(found.key, revision=revision, current=newest.revision, status=status_of(newest))
+    if newest.problem is not None:
+        raise newest.problem
+    key = names_of(found.key, found.revisions)
+    if newest.receipt is not None:
+        check_resolvable(newest.receipt.record, key)
+        left = found.lease_left
+        if newest.receipt.status == "running" and not even_if_running and left is not None and left > 0:
+            raise live(key, left)
+    check_notifiable(key, notify)
+
+
+def _ask(session: Session, found: Found, outcome: dict[str, Any], *, even_if_running: bool) -> None:
+    """Show what would be settled, and ask. Raises `Failure`."""
+    newest, out = found.newest, session.out
     out.line(found.key)
     tell_history(out, found)
     out.line()
@@ -125,7 +154,6 @@ def _asked(session: Session, key: str, revision: int | None, outcome: dict[str, 
     out.close()
     if not _agreed(f"Settle revision {newest.revision}, {status_of(newest)}, so? [y/N] "):
         raise Failure("nothing was settled", Exit.NOT_SETTLED)
-    return newest.revision
 
 
 def _agreed(question: str) -> bool:

@@ -11,6 +11,7 @@ import typer
 
 from natsreceipts.cli.exits import Exit, Failure
 from natsreceipts.cli.output import duration, instant, plain
+from natsreceipts.cli.place import with_key
 from natsreceipts.cli.shapes import rfc3339
 from natsreceipts.cli.verb import AsJson, Session, group, verb
 from natsreceipts.errors import InvalidName, SessionBusy
@@ -98,7 +99,7 @@ async def ls(
                 session.out.line(f"{instant(one.updated)}  {one.last_seq:>8}  {one.key}")
             found += 1
     if not found and not json:
-        session.out.remark("no session matches")
+        session.remark("no session matches")
 
 
 @verb(app, "show")
@@ -130,7 +131,8 @@ async def show(
     if open_calls:
         tools = sorted({call.tool_name for call in open_calls})  # whatever a model has written
         names = " ".join(f"--guarded {shlex.quote(plain(name))}" for name in tools)
-        session.out.line(f"  $ natsreceipts{session.same_place()} sessions wake {key} --dry-run {names}")
+        for line in session.place.in_all([with_key("$ natsreceipts sessions wake", key, f"--dry-run {names}")]):
+            session.out.line(f"  {line}")
 
 
 @verb(app, "tail")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from natsreceipts.receipts import ReceiptStore
     from natsreceipts.server_time import ServerTime
 
-__all__ = ["Found", "Key", "looked_up", "settling"]
+__all__ = ["Found", "Key", "looked_up", "tell_history"]
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A receipt's KV key, as `ls` prints it.", show_default=False)]
 
@@ -57,18 +57,17 @@ async def looked_up(store: ReceiptStore, key: str, *, bucket: str) -> Found:
     time = await store.server_time()
     revisions = await store.revisions(key)
     if not revisions:
-        run = ".".join(key.split(".")[:2])
+        run = ".".join(key.split(".")[:2]) + ".>"
         raise Failure(
             f"there is no receipt {key}: no attempt was ever made, or it has expired. Look for others of the run "
-            f"with `natsreceipts receipts ls`, or `nats kv ls {bucket} '{run}.>'`",
+            f"with `natsreceipts receipts ls`, or `nats kv ls {bucket} {_quoted(run)}`",
             Exit.NOT_FOUND,
         )
     return Found(key, revisions, time)
 
 
-def settling(session: Session, found: Found) -> str:
-    """The command that settles a receipt, up to what it is settled as."""
-    return f"natsreceipts{session.same_place()} receipts resolve {found.key} --by YOU --reason WHY"
+def _quoted(pattern: str) -> str:
+    return f"-- '{pattern}'" if pattern.startswith("-") else f"'{pattern}'"
 
 
 @verb(app, "show")
@@ -79,13 +78,14 @@ async def show(session: Session, key: Key, json: AsJson = False) -> Exit:
     """
     async with session.toolkit() as toolkit:
         found = await looked_up(toolkit.receipts, key, bucket=session.bucket)
-        receipt = found.newest.receipt
-        payloads = await _payloads(toolkit.receipts, receipt) if receipt is not None else {}
+        last = found.newest_readable
+        payloads = await _payloads(toolkit.receipts, last) if last is not None else {}
     if json:
         session.out.json(_as_json(session, found, payloads))
     else:
         _tell(session, found, payloads)
-    unreadable = found.newest.problem is not None or any("problem" in payload for payload in payloads.values())
+    missing = found.newest.receipt is not None and any("problem" in payload for payload in payloads.values())
+    unreadable = found.newest.problem is not None or missing
     return Exit.UNREADABLE if unreadable else Exit.DONE
 
 
@@ -101,7 +101,7 @@ async def _payloads(store: ReceiptStore, receipt: Receipt) -> dict[tuple[str, ..
         try:
             found[place] = readable(await store.payload(receipt, payload))
         except NatsReceiptsError as error:
-            found[place] = {"problem": str(error)}
+            found[place] = {"problem": str(error), "errorType": type(error).__name__}
     return found
 
 
@@ -261,9 +261,7 @@ def _tell_payload(out: Out, payload: dict[str, Any] | None) -> None:
 
 
 def _next(session: Session, found: Found, payloads: dict[tuple[str, ...], dict[str, Any]]) -> list[str]:
-    """What to do about the key (`advice`), as its payloads allow."""
-    newest = found.newest.receipt
-    if newest is not None and newest.status == "completed" and "problem" in payloads.get(("result",), {}):
-        gone = "The call is not executed again, and every later attempt gets PayloadMissing"
-        return [f"{gone}: restore the object from a backup of the object store, or go on without the result."]
-    return advice(found.revisions, found.lease_left, settling(session, found), bucket=session.bucket)
+    """What to do about the key (`advice`), with commands that lead to where this run looked."""
+    problem = payloads.get(("result",), {}).get("errorType", "")
+    lost = problem if problem in ("PayloadMissing", "CorruptRecord") else ""
+    return session.place.in_all(advice(found.key, found.revisions, found.lease_left, bucket=session.bucket, lost=lost))

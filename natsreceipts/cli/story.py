@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from natsreceipts.cli.output import duration, plain
+from natsreceipts.cli.place import with_key
 from natsreceipts.decision import Effect
-from natsreceipts.errors import UnsupportedRecord
+from natsreceipts.errors import InvalidName, UnsupportedRecord
+from natsreceipts.resolving import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,26 +115,45 @@ _FIND_OUT = (
 )
 
 
-def advice(revisions: list[Revision], lease_left: float | None, command: str, *, bucket: str) -> list[str]:
+def advice(key: str, revisions: list[Revision], lease_left: float | None, *, bucket: str, lost: str) -> list[str]:
     """What to do about a key, in sentences; a line that begins with ``$`` is a command.
 
-    ``command`` is what settles it, up to what it is settled as.
+    ``lost``: what callers get where the last record's result cannot be had any more, else empty.
     """
     newest, receipt = revisions[-1], revisions[-1].receipt
-    commands = [f"$ {command} --completed RESULT_AS_JSON", f"$ {command} --not-applied"]
+    settle = "$ natsreceipts receipts resolve"
+    completed = with_key(settle, key, "--by YOU --reason WHY --completed RESULT_AS_JSON")
+    commands = [completed, with_key(settle, key, "--by YOU --reason WHY --not-applied")]
     last = next((revision.receipt for revision in reversed(revisions) if revision.receipt is not None), None)
-    put_back = f"$ nats kv revert {bucket} {last.kv_key} {last.revision}" if last is not None else ""
+    put_back = f"$ nats kv revert {bucket} {_before_dashes(key)} {last.revision}" if last is not None else ""
     if newest.erased:
+        if last is not None and last.status == "completed" and lost:
+            said = (
+                f"The call is refused while this stands here. It was completed, but its result cannot be had any more: "
+                f"with revision {last.revision} back, callers get {lost}. Restore the object from a backup and put "
+                f"that revision back; or settle it with what you know of the result, null where that is nothing:"
+            )
+            return [said, put_back, completed]
         if last is not None and last.status == "completed":
             kept = f"it was completed, and revision {last.revision} has its result: put that back."
             return [f"The call is refused while this stands here; {kept}", put_back]
+        try:
+            names_of(key, revisions)
+        except InvalidName as unknown:
+            return [f"What happened to this call is no longer known, and it is refused. Of the key, {unknown.reason}."]
         return [f"What happened to this call is no longer known, and it is refused. {_FIND_OUT}", *commands]
     if isinstance(newest.problem, UnsupportedRecord):
         return ["A newer version of natsreceipts wrote this: upgrade it here. Nothing is executed until then."]
     if receipt is None:
         said = "Nothing is executed while this cannot be read. Find out who wrote it"
-        return [f"{said}, and put back the last revision that can be read.", put_back] if last else [f"{said}."]
+        if last is None:
+            return [f"{said}."]
+        more = f" Its result cannot be had any more, so callers then get {lost}." if lost else ""
+        return [f"{said}, and put back the last revision that can be read.{more}", put_back]
     match receipt.status:
+        case "completed" if lost:
+            said = f"The call is not executed again, and every later attempt gets {lost}"
+            return [f"{said}: restore the object from a backup of the object store, or go on without the result."]
         case "completed":
             return ["Nothing: every later attempt gets this result."]
         case "withdrawn":
@@ -150,6 +171,10 @@ def advice(revisions: list[Revision], lease_left: float | None, command: str, *,
             return ["Nothing: its lease is over, and the next attempt takes over."]
         case "running":
             return [f"Its lease is over, so the next caller finds it ambiguous. {_FIND_OUT}", *commands]
+
+
+def _before_dashes(key: str) -> str:
+    return f"-- {key}" if key.startswith("-") else key
 
 
 def claimed_by_not_applied(receipt: Receipt | None, *, even_if_running: bool) -> str:

@@ -47,6 +47,8 @@ async def _up(
         dry_run=dry_run,
         **settings,
     )
+    if not dry_run and (made := [store.name for store in stores if store.state == "made"]):
+        session.written = f"{', '.join(made)} were made"
     for store in stores:
         if json:
             session.out.json(dataclasses.asdict(store))

@@ -8,8 +8,6 @@ import functools
 import inspect
 import logging
 import os
-import shlex
-import sys
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -17,6 +15,8 @@ import typer
 from natsreceipts.cli.connection import connection_flags, target_of
 from natsreceipts.cli.exits import Exit, Failure, exit_of
 from natsreceipts.cli.output import Out
+from natsreceipts.cli.place import Place
+from natsreceipts.cli.stdout import CannotWrite, PipeClosed
 from natsreceipts.errors import NatsReceiptsError
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ class Session:
         self.namespace: str = flags["namespace"] or ""
         self.interrupted = "stopped by Ctrl-C"
         """What Ctrl-C is answered with."""
+        self.written = ""
+        """What this run has written to NATS: said where the output cannot say it."""
+        self.place = Place(flags)
         self._flags = flags
 
     @property
@@ -50,12 +53,9 @@ class Session:
         """The name of the receipts' bucket."""
         return f"{self.namespace}-receipts" if self.namespace else "receipts"
 
-    def same_place(self) -> str:
-        """The flags that say where this run connects, for a command to be copied; no credentials."""
-        given = {name: self._flags[name] for name in ("server", "context", "namespace") if self._flags[name]}
-        if "@" in given.get("server", ""):
-            given.pop("server")
-        return "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items())
+    def remark(self, text: str) -> None:
+        """A line on standard error. Commands in it lead to where this run connects."""
+        self.out.remark(self.place.in_commands(text))
 
     @functools.cached_property
     def connection(self) -> tuple[list[str], dict[str, Any]]:
@@ -141,35 +141,42 @@ def _ended(function: Callable[..., Any], flags: dict[str, Any], arguments: dict[
             code = session.run(ended) if inspect.iscoroutine(ended) else ended
             session.out.close()
             return code or Exit.DONE
-        except BrokenPipeError:
-            _give_up_stdout()
-            return Exit.PIPE_CLOSED
+        except PipeClosed:
+            if session.written:
+                session.remark(session.written)
+            raise
+        except CannotWrite as failure:
+            if session.written:
+                raise CannotWrite(f"{failure.why}; {session.written}") from failure
+            raise
         except KeyboardInterrupt:
-            session.out.remark(session.interrupted)
+            session.remark(session.interrupted)
             return Exit.INTERRUPTED
         except Failure as failure:
-            session.out.remark(str(failure))
+            session.remark(str(failure))
             return failure.code
         except NatsReceiptsError as error:
-            session.out.remark(str(error))
+            session.remark(str(error))
             return exit_of(error)
 
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """Keep the library's log out of what is printed: what matters of it is raised too."""
-    log = logging.getLogger("natsreceipts")
+    """Keep the logs of the library and of asyncio (which has a word on each TLS connection that ends) out of what is
+    printed: what matters of them is raised too.
+    """
+    if os.environ.get("NATSRECEIPTS_TRACEBACK"):
+        yield
+        return
+    logs = [logging.getLogger(name) for name in ("natsreceipts", "asyncio")]
     handler = logging.NullHandler()
-    log.addHandler(handler)
-    propagate, log.propagate = log.propagate, False
+    before = [log.propagate for log in logs]
+    for log in logs:
+        log.addHandler(handler)
+        log.propagate = False
     try:
         yield
     finally:
-        log.removeHandler(handler)
-        log.propagate = propagate
-
-
-def _give_up_stdout() -> None:
-    """What is still in the buffer would fail again when the interpreter ends."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        for log, propagate in zip(logs, before, strict=True):
+            log.removeHandler(handler)
+            log.propagate = propagate

@@ -48,7 +48,8 @@ async def test_an_error(toolkit, cli, namespace, nc):
 async def test_where_there_is_nothing(cli, namespace):
     ended = await cli("doctor")
     assert ended.code == 8
-    assert f"fix: make it with `natsreceipts up --namespace {namespace}`" in ended.out
+    server = cli.flags[: cli.flags.index("--namespace")]
+    assert f"fix: make it with `natsreceipts {' '.join(server)} up --namespace {namespace}`" in ended.out
 
 
 @pytest.mark.parametrize(

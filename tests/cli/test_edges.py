@@ -51,7 +51,7 @@ async def test_no_bucket(cli):
     for verb in VERBS[:-1]:
         ended = await cli(*verb)
         assert (ended.code, ended.out) == (5, "")
-        assert "does not exist: make it once with `natsreceipts up`" in ended.error
+        assert f"does not exist: make it once with `natsreceipts {' '.join(cli.flags)} up`" in ended.error
 
 
 async def test_no_jetstream():

@@ -63,7 +63,7 @@ async def test_a_delete_by_hand(nats, toolkit, key, own_cli):
     (told,) = ended.objects
     assert (ended.code, told["status"]) == (0, "erased")
     command = told["next"][-1].removeprefix("$ nats ").split()
-    assert (await nats(*command, "--force")).code == 0  # what we advise works
+    assert (await nats(*command, "--force", server="")).code == 0  # what we advise works
     assert await again(toolkit) == "m-1"
 
 
@@ -74,7 +74,7 @@ async def test_a_write_by_hand(nats, toolkit, key, own_cli):
     ended = await own_cli("receipts", "show", key, "--json")
     (told,) = ended.objects
     assert (ended.code, told["status"]) == (7, "unreadable")
-    assert (await nats(*told["next"][-1].removeprefix("$ nats ").split(), "--force")).code == 0
+    assert (await nats(*told["next"][-1].removeprefix("$ nats ").split(), "--force", server="")).code == 0
     assert await again(toolkit) == "m-1"
 
 

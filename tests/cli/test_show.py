@@ -147,7 +147,7 @@ async def test_a_payload_that_is_gone(cli, server, namespace, bucket, nc):
             assert ended.err == ""
 
 
-async def test_one_bad_revision_hides_no_other(cli, run, nc, namespace):
+async def test_one_bad_revision_hides_no_other(cli, server, run, nc, namespace):
     key = run.key("send", ARGS)
     await stand(nc, namespace, key, "running")
     await put(nc, namespace, key, b"by \x1bhand")
@@ -156,14 +156,14 @@ async def test_one_bad_revision_hides_no_other(cli, run, nc, namespace):
     assert ended.err == ""
     assert "attempt 1 begins by elsewhere/1" in ended.out
     assert "unreadable" in ended.out
-    assert f"$ nats kv revert {namespace}-receipts {key.kv_key} " in ended.out
+    assert f"$ nats --server {server.url} kv revert {namespace}-receipts {key.kv_key} " in ended.out
     await put(nc, namespace, key, record_of(key, status="ambiguous"))
     told = await shown(cli, key)
     assert statuses(told) == ["running", "unreadable", "ambiguous"]
     assert "cannot be read" in told["history"][1]["problem"]
 
 
-async def test_an_erased_one(cli, run, nc, namespace):
+async def test_an_erased_one(cli, server, run, nc, namespace):
     await run.execute("send", ARGS, Effect())
     key = run.key("send", ARGS)
     await put(nc, namespace, key, b"", headers={"KV-Operation": "DEL"})
@@ -172,7 +172,7 @@ async def test_an_erased_one(cli, run, nc, namespace):
     assert told["key"] == key.kv_key
     assert statuses(told) == ["running", "completed", "erased"]
     assert "revision 2 has its result: put that back" in told["next"][0]
-    assert told["next"][1] == f"$ nats kv revert {namespace}-receipts {key.kv_key} 2"
+    assert told["next"][1] == f"$ nats --server {server.url} kv revert {namespace}-receipts {key.kv_key} 2"
     other = run.key("send", ["other"])
     await stand(nc, namespace, other, "running")
     await put(nc, namespace, other, b"", headers={"KV-Operation": "PURGE"})

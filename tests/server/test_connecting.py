@@ -1,4 +1,4 @@
-"""Connecting: what is refused for good ends at once, and addresses that are none are refused before anything is tried."""
+"""Connecting: what is refused for good ends at once, and what is no address is refused before it is tried."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def test_wrong_credentials_end_at_once(others):
     before = asyncio.all_tasks()
     async with embedded(config=USERS) as server:
         async with asyncio.timeout(60):
-            with pytest.raises(Unreachable, match="did not let us in .*Authorization Violation") as refused:
+            with pytest.raises(Unreachable, match=r"did not let us in .*Authorization Violation") as refused:
                 async with connect([*others, server.url], user="ann", password="wrong", connect_timeout=600):
                     pytest.fail("let in")
         assert "wrong" not in str(refused.value)
@@ -83,5 +83,3 @@ async def test_a_seed_that_is_none():
         with pytest.raises(InvalidSetting, match="cannot be connected to with these settings"):
             async with connect(server.url, nkeys_seed_str="SUAAAAAA"):
                 pytest.fail("connected")
-
-
