@@ -65,13 +65,13 @@ class Place:
     def in_commands(self, text: str) -> str:
         """A text whose commands lead to this place; it says what they need besides, where that is a secret."""
         placed = self._placed(text)
-        return f"{placed} ({self._needs})" if placed != text and self.unsaid else placed
+        return f"{placed} ({self._needs})" if self.unsaid and _COMMANDS.search(text) else placed
 
     def in_all(self, lines: Iterable[str]) -> list[str]:
         """Lines whose commands lead to this place, and one more where they need a secret besides."""
         before = list(lines)
         placed = [self._placed(line) for line in before]
-        if placed != before and self.unsaid:
+        if self.unsaid and any(_COMMANDS.search(line) for line in before):
             placed.append(f"{self._needs[0].upper()}{self._needs[1:]}.")
         return placed
 
