@@ -159,7 +159,11 @@ def _ask(session: Session, found: Found, outcome: dict[str, Any], *, even_if_run
 def _agreed(question: str) -> bool:
     sys.stdout.write(question)
     sys.stdout.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    try:
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+        raise
 
 
 async def _looked_at(session: Session, key: str) -> Found:
