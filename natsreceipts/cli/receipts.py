@@ -158,11 +158,13 @@ class _Board:
         console = self._session.out.console
         counts = Counter(list(self._statuses.values()))
         title = Text("  ").join(Text(f"{count} {status}", STATUS_STYLES[status]) for status, count in counts.items())
-        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True)
         table.add_column("status", no_wrap=True, min_width=max(map(len, _STATUSES)))
         table.add_column("att", justify="right", no_wrap=True, min_width=3)
         table.add_column("updated", no_wrap=True, min_width=len("00:00:00Z"))
-        table.add_column("key", no_wrap=True, overflow="ellipsis")  # the only one that is cut: its tail is a hash
+        table.add_column(
+            "key", no_wrap=True, overflow="ellipsis", ratio=1
+        )  # the only one that is cut: its tail is a hash
         rows = max(console.size.height - 4, 3)
         for receipt in list(self._last.values())[: -rows - 1 : -1]:
             time = receipt.updated.astimezone(dt.UTC).strftime("%H:%M:%SZ")

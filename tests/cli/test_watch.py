@@ -76,6 +76,7 @@ async def test_a_table_on_a_terminal(server, namespace, run, nc, columns):
         for n in range(20):
             await stand(nc, namespace, run.key("pay", [n]), "ambiguous")
         await terminal.until("20 ambiguous")
+        assert re.search(r"completed +1 +\d\d:\d\d:\d\dZ +acme\.", terminal.seen)  # whole, but for the key
         terminal.interrupt()
         assert await terminal.end() == 130
     assert "Traceback" not in terminal.seen
