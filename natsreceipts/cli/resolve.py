@@ -168,7 +168,7 @@ def _agreed(question: str) -> bool:
 
 async def _looked_at(session: Session, key: str) -> Found:
     async with session.toolkit() as toolkit:
-        return await looked_up(toolkit.receipts, key, bucket=session.bucket)
+        return await looked_up(toolkit.receipts, key)
 
 
 async def _settled(session: Session, key: str, *, notify: str | None, **settlement: Any) -> tuple[Receipt, bool]:

@@ -30,9 +30,10 @@ _LONGEST = 40
 
 
 class Found(NamedTuple):
-    """A key's kept revisions, at least one, and the server's time."""
+    """A key, the bucket that holds it, its kept revisions, at least one, and the server's time."""
 
     key: str
+    bucket: str
     revisions: list[Revision]
     time: ServerTime
 
@@ -52,7 +53,7 @@ class Found(NamedTuple):
         return self.time.lease_left(self.newest.receipt) if self.newest.receipt is not None else None
 
 
-async def looked_up(store: ReceiptStore, key: str, *, bucket: str) -> Found:
+async def looked_up(store: ReceiptStore, key: str) -> Found:
     """What stands under a key. Raises `Failure` where that is nothing."""
     time = await store.server_time()
     revisions = await store.revisions(key)
@@ -60,10 +61,10 @@ async def looked_up(store: ReceiptStore, key: str, *, bucket: str) -> Found:
         run = ".".join(key.split(".")[:2]) + ".>"
         raise Failure(
             f"there is no receipt {key}: no attempt was ever made, or it has expired. Look for others of the run "
-            f"with `natsreceipts receipts ls`, or `nats kv ls {bucket} {_quoted(run)}`",
+            f"with `natsreceipts receipts ls`, or `nats kv ls {store.bucket(key)} {_quoted(run)}`",
             Exit.NOT_FOUND,
         )
-    return Found(key, revisions, time)
+    return Found(key, store.bucket(key), revisions, time)
 
 
 def _quoted(pattern: str) -> str:
@@ -77,7 +78,7 @@ async def show(session: Session, key: Key, json: AsJson = False) -> Exit:
     Works on erased and unreadable ones too.
     """
     async with session.toolkit() as toolkit:
-        found = await looked_up(toolkit.receipts, key, bucket=session.bucket)
+        found = await looked_up(toolkit.receipts, key)
         last = found.newest_readable
         payloads = await _payloads(toolkit.receipts, last) if last is not None else {}
     if json:
@@ -264,4 +265,4 @@ def _next(session: Session, found: Found, payloads: dict[tuple[str, ...], dict[s
     """What to do about the key (`advice`), with commands that lead to where this run looked."""
     problem = payloads.get(("result",), {}).get("errorType", "")
     lost = problem if problem in ("PayloadMissing", "CorruptRecord") else ""
-    return session.place.in_all(advice(found.key, found.revisions, found.lease_left, bucket=session.bucket, lost=lost))
+    return session.place.in_all(advice(found.key, found.revisions, found.lease_left, bucket=found.bucket, lost=lost))

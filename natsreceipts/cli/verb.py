@@ -48,11 +48,6 @@ class Session:
         self.place = Place(flags)
         self._flags = flags
 
-    @property
-    def bucket(self) -> str:
-        """The name of the receipts' bucket."""
-        return f"{self.namespace}-receipts" if self.namespace else "receipts"
-
     def remark(self, text: str) -> None:
         """A line on standard error. Commands in it lead to where this run connects."""
         self.out.remark(self.place.in_commands(text))
