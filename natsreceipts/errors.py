@@ -578,7 +578,7 @@ class AlreadyConsumed(NatsReceiptsError):
 def _at(milliseconds: int) -> str:
     try:
         time = dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC)
-    except (OverflowError, OSError, ValueError):  # what no calendar has
+    except (OverflowError, OSError, ValueError, TypeError):  # what no calendar has
         return f"at {milliseconds} ms"
     return f"at {time.isoformat(' ', 'milliseconds').replace('+00:00', 'Z')}"
 
