@@ -12,14 +12,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Place", "with_key"]
 
-_COMMANDS = re.compile(
-    r"(?<![\w./-])(?:(?P<ours>natsreceipts) (?=(?:up|doctor|receipts|notices|sessions)\b)"
-    r"|(?P<theirs>nats) (?=(?:kv|object|stream|consumer|account|backup|server) ))"
+_BEGIN = (
+    r"(?<![\w./-])(?:(?P<ours>natsreceipts )(?=(?:up|doctor|receipts|notices|sessions)\b)"
+    r"|(?P<theirs>nats )(?=(?:kv|object|stream|consumer|account|backup|server) ))"
 )
 """Where commands begin that connect to NATS: the program's name, and a verb behind it."""
 
-_REST = re.compile(r"(?:(?!`|, and |; )[^\n])*")
-"""What follows up to the end of a command, as they stand in texts."""
+_COMMANDS = re.compile(_BEGIN + r"(?P<rest>(?:(?!`|, and |; |, for each|(?<![\w./-])(?:natsreceipts|nats) )[^\n])*)")
+"""Commands in a text, up to where they end in it."""
+
+_ALONE = re.compile(_BEGIN + r"(?P<rest>.*)", re.DOTALL)
 
 _PLAIN = ("tlscert", "tlskey", "tlsca", "inbox_prefix", "context")
 _FILES = ("creds", "nkey")
@@ -58,7 +60,8 @@ class Place:
         words += [f"--{name.replace('_', '-')}" for name in ("tlsfirst", "no_context") if flags.get(name)]
         self._theirs = "".join(f"{word} " for word in words)
         namespace = flags.get("namespace")
-        self._ours = self._theirs + (f"--namespace {shlex.quote(namespace)} " if namespace else "")
+        self._namespace = f"--namespace {shlex.quote(namespace)}" if namespace else ""
+        self._ours = self._theirs + (f"{self._namespace} " if namespace else "")
         self.unsaid = tuple(f"NATS_{name.upper()}" for name in (*_SECRETS, *_FILES) if name in hidden)
         """Variables of the environment that hold what the commands need and do not show."""
 
@@ -83,11 +86,17 @@ class Place:
 
     def _placed(self, text: str) -> str:
         alone = text.startswith("$ ")  # whatever else stands in such a line is a word of its command
-        return _COMMANDS.sub(self._at, text, count=1 if alone else 0)
+        return (_ALONE if alone else _COMMANDS).sub(self._at, text, count=1 if alone else 0)
 
     def _at(self, command: re.Match[str]) -> str:
-        names_one = "--namespace " in _REST.match(command.string, command.end())[0]  # pyright: ignore[reportOptionalSubscript]
-        return command[0] + (self._ours if command["ours"] and not names_one else self._theirs)
+        rest = command["rest"]
+        if command["theirs"]:
+            return command["theirs"] + self._theirs + rest
+        if self._namespace and (said := f" {self._namespace}") in rest:
+            rest = rest.replace(said, "", 1)  # it says so itself, behind its verb
+        elif "--namespace " in rest:
+            return command["ours"] + self._theirs + rest
+        return command["ours"] + self._ours + rest
 
 
 def _without_credentials(servers: str) -> tuple[str, dict[str, str]]:

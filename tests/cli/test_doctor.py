@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from program import Terminal, program
+from program import Cli, Terminal, program
 from support import put, record_of, toolkit_of
 
 from natsreceipts._jetstream import BucketSpec, JetStreamObjects, objects_config, opened, stream_config
@@ -48,8 +48,7 @@ async def test_an_error(toolkit, cli, namespace, nc):
 async def test_where_there_is_nothing(cli, namespace):
     ended = await cli("doctor")
     assert ended.code == 8
-    server = cli.flags[: cli.flags.index("--namespace")]
-    assert f"fix: make it with `natsreceipts {' '.join(server)} up --namespace {namespace}`" in ended.out
+    assert f"fix: make it with `natsreceipts {' '.join(cli.flags)} up`" in ended.out
 
 
 @pytest.mark.parametrize(
@@ -120,9 +119,8 @@ async def test_its_fixes_fix(server, namespace, nc, bucket, cli, nats_cli, weak)
             fixes = [each["fix"] for each in await about_it() if each["level"] in ("warning", "error")]
     path = f"{Path(nats_cli).parent}:{os.environ['PATH']}"
     for fix in fixes:
-        assert fix.startswith("nats stream edit ")
-        typed = ("/bin/bash", "-c", f"{fix} -f")
-        async with Terminal.of(command=typed, NATS_URL=server.url, PATH=path) as terminal:
+        assert fix.startswith(f"nats --server {server.url} stream edit ")
+        async with Terminal.of(command=("/bin/bash", "-c", f"{fix} -f"), PATH=path) as terminal:
             assert await agreed(terminal) == 0, terminal.seen
     async with asyncio.timeout(60):
         while {each["level"] for each in await about_it()} != {"ok"}:
@@ -174,8 +172,8 @@ async def test_its_own_commands_are_about_the_same_namespace(toolkit, cli, names
     assert len(commands) == 4
     for command in commands:
         program, *arguments = command.split()
-        assert (program, arguments[-2:]) == ("natsreceipts", ["--namespace", namespace])
-        ended = await cli(*arguments[:-2])
+        assert (program, arguments[: len(cli.flags)]) == ("natsreceipts", [*cli.flags])
+        ended = await Cli()(*arguments)
         assert ended.code == 0
         assert any(key.kv_key in ended.out for key in (over, gone, run.key("pay", {})))
 
@@ -200,13 +198,13 @@ async def test_its_commands_for_what_cannot_be_read(toolkit, cli, namespace, nc,
     async def nats(command):
         program_of_it, *arguments = command.split()
         assert program_of_it == "nats"
-        return await program(*arguments, "--server", server.url, command=(nats_cli,))
+        return await program(*arguments, command=(nats_cli,))
 
     show, says, _ = found["receipts, corrupt"]["fix"].partition(" says how to ")
     assert says
-    shown = (await cli(*show.split()[1:-2])).out
-    revert = shown[shown.index("nats kv revert ") :].splitlines()[0]
-    assert (await nats(f"{revert} --force")).code == 0
+    shown = (await Cli()(*show.split()[1:])).out
+    revert = next(line for line in shown.splitlines() if " kv revert " in line)
+    assert (await nats(f"{revert.strip().removeprefix('$ ')} --force")).code == 0
     look, _, give_up = found["notices, corrupt"]["fix"].partition(" shows it: put there what belongs there, or give ")
     assert "oops" in (await nats(look)).out
     assert (await nats(f"{give_up.removeprefix('the notice up with ')} -f")).code == 0
