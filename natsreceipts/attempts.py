@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic_core import to_json
 
@@ -54,6 +54,7 @@ from natsreceipts.fence import (
     report,
 )
 from natsreceipts.seen import Seen, seen_of
+from natsreceipts.telemetry import CallSettled, DoubtSettled, WriteConflict, fields
 from natsreceipts.wire import (
     ErrorInfo,
     Holder,
@@ -68,9 +69,12 @@ from natsreceipts.wire import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from natsreceipts._jetstream import Bucket, Entry
     from natsreceipts.identity import ReceiptKey
     from natsreceipts.payloads import PayloadStore
+    from natsreceipts.telemetry import Hooks, SettledAs, WriteKind
 
 __all__ = ["CLAIM_PATIENCE", "Attempts"]
 
@@ -90,10 +94,18 @@ class Attempts:
     """The write path of one bucket, as one worker goes it."""
 
     def __init__(
-        self, bucket: Bucket, payloads: PayloadStore, *, worker: str, session_stream: str | None = None
+        self,
+        bucket: Bucket,
+        payloads: PayloadStore,
+        *,
+        worker: str,
+        session_stream: str | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         self.session_stream = session_stream
         """Which stream the entries stand in that calls here may name."""
+        self.hooks = hooks
+        """Who is told of what happens, here and in the calls, runs and wakes that go this way; None: nobody."""
         self._bucket = bucket
         self._payloads = payloads
         self._inline_limit = min(payloads.inline_limit, bucket.max_payload - ROOM)
@@ -127,6 +139,14 @@ class Attempts:
                 "this toolkit belongs to another event loop: connect once in each loop (one asyncio.run, one connect)"
             )
         return Pace(self._bucket, lease=lease, patience=patience)
+
+    def _note(self, hooks: Hooks, attempt: Attempt, write: WriteKind, outcome: Landed | Overtaken) -> None:
+        """Tell of a write that did not go through plainly."""
+        landed = isinstance(outcome, Landed)
+        if outcome.doubt:
+            hooks.emit(DoubtSettled(attempt.key, write, landed))
+        if not landed:
+            hooks.emit(WriteConflict(attempt.key, write))
 
     async def _fitted(self, attempt: Attempt, write: Write, pace: Pace) -> Write:
         """The write, with payloads moved to the object store where it would be too large. Raises as a write does."""
@@ -251,6 +271,8 @@ class Attempts:
             self._give_up(token)
             raise
         attempt.in_flight = None
+        if self.hooks is not None:
+            self._note(self.hooks, attempt, "claim", outcome)
         if isinstance(outcome, Landed):
             attempt.sent = outcome.sent
             if outcome.entry is not None:
@@ -419,6 +441,8 @@ class Attempts:
                 is_mine=partial(self._holds, attempt.key, attempt.token),
                 pace=pace,
             )
+            if self.hooks is not None:
+                self._note(self.hooks, attempt, "renew", outcome)
             if isinstance(outcome, Overtaken):
                 seen = await self._look_past(attempt, write.expected, pace, outcome.entry)
                 if not self._rebase(attempt, seen, late=False):
@@ -434,13 +458,33 @@ class Attempts:
                 attempt.sent = outcome.sent
                 return None
 
-    async def settle(self, attempt: Attempt, ending: Ending, pace: Pace) -> Lost | None:
+    def settle(self, attempt: Attempt, ending: Ending, pace: Pace) -> Coroutine[Any, Any, Lost | None]:
         """Write down how the attempt ended. None: that stands in the receipt.
 
         A settle whose answer was lost is found by its own nonce. Called again after a cancellation, it goes on
         with the write that was in flight. `Lost` with a completed record under this attempt's token: a resolver
         completed it. Raises `NotWritten` and `InDoubt`, and what `get` raises.
         """
+        if self.hooks is None:
+            return self._settle(attempt, ending, pace)
+        return self._settle_and_tell(self.hooks, attempt, ending, pace)
+
+    async def _settle_and_tell(self, hooks: Hooks, attempt: Attempt, ending: Ending, pace: Pace) -> Lost | None:
+        began = pace.now()
+        try:
+            lost = await self._settle(attempt, ending, pace)
+        except Exception as error:
+            cause = (error.cause or error) if isinstance(error, NotWritten | InDoubt) else error
+            hooks.emit(CallSettled(attempt.key, attempt.number, "not_recorded", pace.now() - began, cause))
+            raise
+        # What was to be written is not always what stands: a failure is no word about an earlier attempt.
+        status = "completed" if ending.status == "completed" else attempt.held.status
+        if lost is not None:
+            status = "lost"
+        hooks.emit(CallSettled(attempt.key, attempt.number, cast("SettledAs", status), pace.now() - began))
+        return lost
+
+    async def _settle(self, attempt: Attempt, ending: Ending, pace: Pace) -> Lost | None:
         while True:
             write = attempt.in_flight
             doubt = write is not None
@@ -470,6 +514,8 @@ class Attempts:
                     raise
                 outcome = Overtaken(None)
             attempt.in_flight = None
+            if self.hooks is not None:
+                self._note(self.hooks, attempt, "settle", outcome)
             if isinstance(outcome, Landed):
                 attempt.wrote(write, outcome.revision)
                 if attempt.settling == ending:
@@ -582,6 +628,8 @@ class Attempts:
             raise NotClaimed(
                 attempt.key, f"its lease is over, and that it is ambiguous could not be written: {failure}"
             ).because(failure.cause) from failure.cause
+        if self.hooks is not None:
+            self._note(self.hooks, attempt, "judge", outcome)
         if isinstance(outcome, Overtaken):
             return None
         return Judged(judged, outcome.revision)
@@ -613,6 +661,8 @@ class Attempts:
             is_this_write=partial(self._wrote, attempt.key, write.nonce),
             pace=pace,
         )
+        if self.hooks is not None:
+            self._note(self.hooks, attempt, "resolve", outcome)
         return Judged(write.record, outcome.revision) if isinstance(outcome, Landed) else None
 
     # ------------------------------------------------------------------ settles that stayed unknown
@@ -622,7 +672,11 @@ class Attempts:
         self._unfinished[attempt.kv_key] = (attempt, ending, result)
         while len(self._unfinished) > _UNFINISHED:
             dropped, _ = self._unfinished.popitem(last=False)
-            _log.error("%s: its outcome could not be recorded, and is now forgotten: settle it by hand", dropped)
+            _log.error(
+                "%s: its outcome could not be recorded, and is now forgotten: settle it by hand",
+                dropped,
+                extra=fields("outcome_forgotten", dropped),
+            )
 
     async def finish(self, kv_key: str, pace: Pace) -> None:
         """Finish a settle of this key that was kept, if there is one. Raises NotRecorded where that fails again."""
@@ -633,10 +687,19 @@ class Attempts:
         try:
             lost = await self.settle(attempt, ending, pace)
             if lost is not None:
-                _log.warning("%s: an outcome that was kept came too late: %s", kv_key, lost)
+                _log.warning(
+                    "%s: an outcome that was kept came too late: %s",
+                    kv_key,
+                    lost,
+                    extra=fields("outcome_too_late", attempt.key, attempt=attempt.number),
+                )
         except HistoryDropped:
             # The key has moved on by more than is kept, so the write landed or never will: nothing is left to finish.
-            _log.warning("%s: whether an outcome that was kept is recorded cannot be known any more", kv_key)
+            _log.warning(
+                "%s: whether an outcome that was kept is recorded cannot be known any more",
+                kv_key,
+                extra=fields("outcome_unknown", attempt.key, attempt=attempt.number),
+            )
         except (NotWritten, InDoubt) as failure:
             self.keep(attempt, ending, result)
             raise NotRecorded(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from natsreceipts.attempt import Resolution
 from natsreceipts.attempts import CLAIM_PATIENCE
@@ -37,23 +37,24 @@ if TYPE_CHECKING:
 __all__ = ["Entering", "recorded"]
 
 
-async def recorded(store: Attempts, key: ReceiptKey, options: CallOptions, entry: Entry) -> tuple[bool, Any]:
-    """Whether an entry holds the call's result, and that result: a replay without a claim.
+async def recorded(store: Attempts, key: ReceiptKey, options: CallOptions, entry: Entry) -> Recorded | None:
+    """The call's result, where an entry holds it: a replay without a claim.
 
     Raises CorruptRecord, UnsupportedRecord, PayloadMissing, ResultTypeMismatch, Unreachable.
     """
     if options.effect is Effect.READ or entry.erased:
-        return False, None
+        return None
     quick = quick_result(key, entry.revision, entry.value)
     if quick is not None:
-        return True, typed(key, options, quick.result)
+        return quick._replace(result=typed(key, options, quick.result))
     try:
         seen = seen_of(store.name_of(key), key, entry)
     except (CorruptRecord, UnsupportedRecord):
-        return False, None  # it may have been mended since: the leader's word counts
+        return None  # it may have been mended since: the leader's word counts
     if seen.record.status != "completed":
-        return False, None
-    return True, typed(key, options, await store.load(seen, seen.record.result))
+        return None
+    result = typed(key, options, await store.load(seen, seen.record.result))
+    return Recorded(result, seen.record.attempts, seen.revision)
 
 
 class Entering:

@@ -53,18 +53,23 @@ class Landed(NamedTuple):
     """The write is stored under ``revision``.
 
     ``entry`` is what stands there where that was read instead of acknowledged (it may be a later record of the
-    same owner), ``sent`` when the write was first sent, on the loop's clock.
+    same owner), ``sent`` when the write was first sent, on the loop's clock, ``doubt`` whether it was in doubt before.
     """
 
     revision: int
     sent: float
     entry: Entry | None = None
+    doubt: bool = False
 
 
 class Overtaken(NamedTuple):
-    """The write is not stored and never will be: the key had moved on. ``entry`` is its newest, where it was read."""
+    """The write is not stored and never will be: the key had moved on. ``entry`` is its newest, where it was read.
+
+    ``doubt``: whether that was in doubt before.
+    """
 
     entry: Entry | None
+    doubt: bool = False
 
 
 class NotWritten(Exception):
@@ -176,7 +181,7 @@ class _Sending:
         if isinstance(outcome, Accepted):
             if outcome.revision <= self._known:
                 raise self._bucket.replaced(f"it gave sequence {outcome.revision} after {self._known}")
-            return Landed(outcome.revision, self.sent)
+            return Landed(outcome.revision, self.sent, doubt=self.doubt)
         self.conflict = isinstance(outcome, Conflict)
         if isinstance(outcome, Conflict):
             if self._first:
@@ -202,7 +207,7 @@ class _Sending:
         """
         if entry.value == value and entry.revision <= self._known_before:
             raise self._bucket.replaced(f"a write stands at sequence {entry.revision} after {self._known_before}")
-        return Landed(entry.revision, self.sent, entry)
+        return Landed(entry.revision, self.sent, entry, doubt=True)
 
     def check_time(self) -> None:
         """Raise at the deadline: `InDoubt` or `NotWritten`, whichever is true."""
@@ -248,7 +253,7 @@ async def advance(
                 if revision > expected:
                     if entry is not None and is_mine(entry):
                         return sending.read_back(entry, value)
-                    return Overtaken(entry)
+                    return Overtaken(entry, doubt=True)
                 # Older than what this writer saw, or older than what refused it: a stale read, so read again.
                 look_first = revision < expected or sending.conflict
         await pace.pause()
@@ -291,7 +296,7 @@ async def report(
                     # if ours is still there, nothing between the two has been dropped. (What is written as the first
                     # of its key goes where nothing is dropped: notices are written once, sessions kept whole.)
                     if expected == 0 or await bucket.keeps(key, expected, timeout=pace.next_try()):
-                        return Overtaken(None)
+                        return Overtaken(None, doubt=True)
                     raise HistoryDropped(sending.cause)
                 # A conflict says that something follows the expected revision, and this read did not show it:
                 # the read was stale, so read again rather than send.

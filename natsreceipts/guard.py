@@ -17,8 +17,10 @@ from natsreceipts.background import Gate, Pulse, Stragglers, all_done, see_throu
 from natsreceipts.decision import Effect, Landed, NotLanded, Unknown, Verdict
 from natsreceipts.entering import Entering
 from natsreceipts.errors import (
+    AmbiguousCall,
     CallInFlight,
     CallTimedOut,
+    CallWithdrawn,
     CorruptRecord,
     InvalidName,
     InvalidSetting,
@@ -40,6 +42,7 @@ from natsreceipts.fence import InDoubt, NotWritten
 from natsreceipts.options import CallOptions, takes_argument
 from natsreceipts.payload import NotEncodable
 from natsreceipts.result_types import encoded, typed
+from natsreceipts.telemetry import CallDecided, LostLease, RenewalFailed, fields
 from natsreceipts.wire import Payload, Recorded, encode_payload, error_info
 
 if TYPE_CHECKING:
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from natsreceipts.attempts import Attempts
     from natsreceipts.entries import SessionEntry
     from natsreceipts.identity import ReceiptKey
+    from natsreceipts.telemetry import DecisionKind
 
 __all__ = ["Call", "inside", "mark_left"]
 
@@ -68,6 +72,12 @@ _UNSET: Any = object()
 
 _LEFT = "_natsreceipts_left"
 """Marks an exception that has left a guarded call with the bodies around it: for them it is an ordinary error."""
+
+_REFUSALS: dict[type[BaseException], DecisionKind] = {
+    AmbiguousCall: "ambiguous",
+    CallInFlight: "wait",
+    CallWithdrawn: "withdrawn",
+}
 
 _Bodies = tuple["ReceiptKey", "_Bodies | None"]
 
@@ -251,6 +261,7 @@ class Call:
             raise
         except (NotWritten, InDoubt, NatsReceiptsError) as failure:
             cause = failure if isinstance(failure, NatsReceiptsError) else failure.cause
+            self._tell_of_renewal(cause or failure)
             raise LeaseLost(self.key, f"its lease could not be renewed: {failure}").because(cause) from cause
         if lost is not None:
             raise self._lost_in_body(lost)
@@ -311,7 +322,7 @@ class Call:
         return cast("_T", value)
 
     def _lost_in_body(self, lost: Lost) -> LeaseLost:
-        self.lost = True
+        self._lose()
         self._told_lost = LeaseLost(self.key, str(lost))
         return self._told_lost
 
@@ -354,9 +365,14 @@ class Call:
         if self._guarded:
             if inside(self.key):
                 raise CallInFlight(self.key, retry_after=0.0, reason="this call is made inside its own body")
+            hooks, began = self._store.hooks, 0.0
+            if hooks is not None:
+                began = asyncio.get_running_loop().time()
             try:
                 found = await self._entering().claim()
             except BaseException as error:
+                if hooks is not None:
+                    hooks.emit(self._decided(began, error))
                 if self._attempt.in_flight is not None or self._attempt.holds:
                     pace = self._store.pace(self._options.lease, patience=_HURRIED)
                     with contextlib.suppress(TimeoutError):
@@ -366,10 +382,21 @@ class Call:
                 if isinstance(error, NatsReceiptsError) and not isinstance(error, ReceiptError):
                     raise with_key(error, self.key)  # noqa: B904 - it is the same error
                 raise
+            if hooks is not None:
+                hooks.emit(self._decided(began, found))
             if found is not None:
                 self._take(found)
         self._open()
         return self
+
+    def _decided(self, began: float, found: Recorded | BaseException | None) -> CallDecided:
+        seconds = asyncio.get_running_loop().time() - began
+        if isinstance(found, BaseException):
+            decision = _REFUSALS.get(type(found), "refused")
+            return CallDecided(self.key, decision, 0, seconds, found)
+        if found is not None:
+            return CallDecided(self.key, "replay", found.attempts, seconds)
+        return CallDecided(self.key, "execute", self._attempt.number, seconds)
 
     def _open(self) -> None:
         self._state = "open"
@@ -412,7 +439,8 @@ class Call:
         try:
             verdict = await (verify(self) if takes_argument(verify) else verify())
         except Exception as error:  # noqa: BLE001 - a verifier that fails does not know
-            _log.warning("%s: the verifier failed: %s", self.key.kv_key, error)
+            extra = fields("verifier_failed", self.key, error)
+            _log.warning("%s: the verifier failed: %s", self.key.kv_key, error, extra=extra)
             return Unknown(), error
         finally:
             _entered.set(outside)
@@ -442,7 +470,7 @@ class Call:
                 return
             except (NotWritten, InDoubt, NatsReceiptsError) as silence:
                 opaque = attempt.held.effect is Effect.OPAQUE
-                _log.warning("%s: the lease could not be renewed: %s", self.key.kv_key, silence)
+                self._tell_of_renewal(silence)
                 left = attempt.sent + lease - loop.time()
                 if left <= _TAIL and not opaque:
                     await asyncio.sleep(max(left, 0.0))
@@ -454,6 +482,19 @@ class Call:
                 self._interrupt(lost)
                 return
             await asyncio.sleep(max(attempt.sent + lease / 3 - loop.time(), 0.0))
+
+    def _tell_of_renewal(self, failure: Exception) -> None:
+        cause = failure.cause or failure if isinstance(failure, NotWritten | InDoubt) else failure
+        extra = fields("renewal_failed", self.key, cause, attempt=self._number)
+        _log.warning("%s: the lease could not be renewed: %s", self.key.kv_key, failure, extra=extra)
+        if self._store.hooks is not None:
+            self._store.hooks.emit(RenewalFailed(self.key, self._number, cause))
+
+    def _lose(self) -> None:
+        """Note that the call is no longer this attempt's."""
+        if not self.lost and self._store.hooks is not None:
+            self._store.hooks.emit(LostLease(self.key, self._number))
+        self.lost = True
 
     def _time_out(self) -> None:
         # A body that hangs gives its call away, except where a thread of it still works: nobody else is let in
@@ -469,7 +510,8 @@ class Call:
         if self._state != "open" or self._interrupted_by is not None:
             return
         self._interrupted_by = reason
-        self.lost = reason != "timeout"
+        if reason != "timeout":
+            self._lose()
         if reason == "timeout" or self._options.on_lost == "cancel":
             self._cancelled_body = True
             assert self._task is not None
@@ -680,14 +722,19 @@ class Call:
             return
         if await self._replay_resolved(lost):
             return
-        self.lost = True
+        self._lose()
         raise LeaseLost(self.key, str(lost), result=value, has_result=self._returned)
 
     async def _replay_resolved(self, lost: Lost) -> bool:
         """Whether somebody completed the call in this attempt's stead; then that result is the call's."""
         if not self._store.resolved_for(self._attempt, lost.seen):
             return False
-        _log.warning("%s: %s; that result stands, and not what this attempt did", self.key.kv_key, lost)
+        _log.warning(
+            "%s: %s; that result stands, and not what this attempt did",
+            self.key.kv_key,
+            lost,
+            extra=fields("resolved_meanwhile", self.key, attempt=self._number),
+        )
         seen = lost.seen
         result = await self._store.load(seen, seen.record.result)
         self._take(Recorded(result, seen.record.attempts, seen.revision))
@@ -705,13 +752,21 @@ class Call:
                 lost = await store.settle(attempt, ending, store.pace(self._options.lease, patience=_HURRIED))
         except (NotWritten, InDoubt, NatsReceiptsError) as failure:
             store.keep(attempt, ending, value)
-            _log.warning("%s: cancelled, and its outcome could not be recorded: %s", self.key.kv_key, failure)
+            _log.warning(
+                "%s: cancelled, and its outcome could not be recorded: %s",
+                self.key.kv_key,
+                failure,
+                extra=fields("outcome_kept", self.key, attempt=self._number),
+            )
             return failure
         except asyncio.CancelledError:
             store.keep(attempt, ending, value)
             raise
         if lost is not None:
-            _log.warning("%s: cancelled, and the call had moved on: %s", self.key.kv_key, lost)
+            extra = fields("outcome_too_late", self.key, attempt=self._number)
+            _log.warning("%s: cancelled, and the call had moved on: %s", self.key.kv_key, lost, extra=extra)
+            if not store.resolved_for(attempt, lost.seen):
+                self._lose()
         return lost
 
 

@@ -26,6 +26,7 @@ from natsreceipts.guard import Call, inside, mark_left
 from natsreceipts.identity import Digest, ReceiptKey, args_hash, key_token
 from natsreceipts.notice import check_run
 from natsreceipts.options import CallOptions, takes_argument
+from natsreceipts.telemetry import CallDecided
 from natsreceipts.wire import quick_result
 
 if TYPE_CHECKING:
@@ -378,18 +379,25 @@ class Run:
         if known is not None:
             quick = quick_result(key, known.revision, known.value)
             if quick is not None and chosen.result_type is None and chosen.effect is not Effect.READ:
+                if self._store.hooks is not None:
+                    self._store.hooks.emit(CallDecided(key, "replay", quick.attempts, None))
                 return quick.result
         if chosen.effect is not Effect.READ and inside(key):
             raise CallInFlight(key, retry_after=0.0, reason="this call is made inside its own body")
+        began = None
         if known is None and self._reads_first() and chosen.effect is not Effect.READ:
+            began = asyncio.get_running_loop().time()
             known = await self._peek(key)
         if known is not None:
             try:
-                found, result = await recorded(self._store, key, chosen, known)
+                found = await recorded(self._store, key, chosen, known)
             except Unreachable as error:
                 raise NotClaimed(key, str(error)) from error
-            if found:
-                return result
+            if found is not None:
+                if self._store.hooks is not None:
+                    seconds = None if began is None else asyncio.get_running_loop().time() - began
+                    self._store.hooks.emit(CallDecided(key, "replay", found.attempts, seconds))
+                return found.result
 
         async def work() -> Any:
             async with self._call(key, chosen, args, known, False, entries) as call:

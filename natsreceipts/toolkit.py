@@ -26,12 +26,15 @@ from natsreceipts.run import Executions, Run
 from natsreceipts.server_version import OLDEST_SERVER, is_old
 from natsreceipts.session_store import stream_mark
 from natsreceipts.sessions import Sessions
+from natsreceipts.telemetry import ToolkitClosed, checked_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from nats.aio.client import Client
+
+    from natsreceipts.telemetry import Hook
 
 __all__ = ["Toolkit", "connect"]
 
@@ -75,6 +78,8 @@ class Toolkit:
             )
         self._pulse.close()
         await self._stragglers.end()
+        if self._attempts.hooks is not None:
+            self._attempts.hooks.emit(ToolkitClosed())
 
     def run(self, tenant: str, run: str, **defaults: Any) -> Run:
         """One run of an agent for one tenant; keyword arguments (`CallOptions`) are the defaults of its calls.
@@ -130,6 +135,7 @@ async def connect(
     lease: float = 30.0,
     inline_limit: int = 256 * 1024,
     worker: str | None = None,
+    hooks: Iterable[Hook] = (),
     connect_timeout: float = 5.0,
     **connection: Any,
 ) -> AsyncGenerator[Toolkit, None]:
@@ -141,7 +147,8 @@ async def connect(
     least 8) and ``retention`` (seconds until a receipt expires and its call can run again; 0: never); a bucket
     that is there is never changed. ``lease``: seconds, the default of every call. ``inline_limit``: bytes of a record
     above which its payloads move to the object store ``receipt-payloads``. ``worker`` names this worker in
-    receipts, for people (``host/pid`` by default). ``connect_timeout``: seconds. Further keyword arguments go to
+    receipts, for people (``host/pid`` by default). ``hooks`` are told of what happens: `natsreceipts.telemetry`, and
+    `natsreceipts.otel` for OpenTelemetry. ``connect_timeout``: seconds. Further keyword arguments go to
     nats-py's ``connect`` (``user``, ``password``, ``user_credentials``, ``tls``, …), except for ``pending_size``,
     ``max_reconnect_attempts``, ``error_cb`` and ``disconnected_cb``, which the guarantees rest on.
 
@@ -156,6 +163,7 @@ async def connect(
     worker = worker if worker is not None else f"{socket.gethostname()}/{os.getpid()}"
     if not isinstance(cast("object", worker), str) or not worker.isprintable() or len(worker) > 200:
         raise InvalidSetting(f"worker={brief(worker)}: use up to 200 printable characters")
+    telling = checked_hooks(hooks)
     servers = checked_servers(servers_or_client, connection)
     options = CallOptions(lease=lease)
     stores = wanted(namespace=namespace, replicas=replicas, history=history, retention=retention)
@@ -195,7 +203,7 @@ async def connect(
                 least,
             )
         payloads = PayloadStore(objects, inline_limit=inline_limit)
-        attempts = Attempts(bucket, payloads, worker=worker, session_stream=stream_mark(stream))
+        attempts = Attempts(bucket, payloads, worker=worker, session_stream=stream_mark(stream), hooks=telling)
         board = NoticeBoard(notices)
         announcer = Announcer(board, bucket.nonce)
         toolkit = Toolkit(

@@ -20,11 +20,13 @@ contradict each other.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from natsreceipts.attempt import Attempt, Blocked
@@ -51,6 +53,7 @@ from natsreceipts.reconcile import ReconcileReport, RecoveredCall, closable
 from natsreceipts.seen import Seen, seen_of
 from natsreceipts.settled_since import Moved, Settled, settled_since, unsettled
 from natsreceipts.shown import failure_of, result_message
+from natsreceipts.telemetry import SessionWoken
 from natsreceipts.tools import Tool
 from natsreceipts.transcript import interrupted_result_message
 from natsreceipts.wire import CloseInfo, ReceiptSaid
@@ -148,6 +151,21 @@ class Waker:
 
     async def wake(self) -> ReconcileReport:
         """Close what was cut off (see `natsreceipts.SessionLog.wake`)."""
+        hooks = self._attempts.hooks
+        if hooks is None or self._dry_run:
+            return await self._wake()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        told = partial(SessionWoken, self._store.tenant, self._store.session)
+        try:
+            report = await self._wake()
+        except BaseException as error:
+            hooks.emit(told(loop.time() - began, 0, error))
+            raise
+        hooks.emit(told(loop.time() - began, len(report.recovered)))
+        return report
+
+    async def _wake(self) -> ReconcileReport:
         recovered: list[RecoveredCall] = []
         while True:
             await self._store.refresh()
