@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import json
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 import natsreceipts
-from natsreceipts import NoticeSpec, NoticeStatus, RunNoticeFact
+from natsreceipts import NoticeSpec, NoticeStatus, RunNoticeFact, telemetry
 from natsreceipts.announce import NEEDS_A_PERSON
 from natsreceipts.identity import sha256_hex
 from natsreceipts.payload import unpack
@@ -29,7 +30,7 @@ async def test_the_examples_run(server, namespace, nc, capsys):
         kv = await nc.jetstream().key_value(f"{namespace}-receipts")
         names = {"toolkit": toolkit, "call": call, "kv": kv, "json": json, "natsreceipts": natsreceipts, "nc": nc}
         for page in sorted(DOCS.glob("*.md")):
-            if page.name != "sessions.md":
+            if page.name not in ("sessions.md", "telemetry.md"):
                 for code in PYTHON.findall(page.read_text(encoding="utf-8")):
                     await run(code, page.name, names)
     assert 'build | approved | by="ann" budget=1200' in capsys.readouterr().out
@@ -51,6 +52,9 @@ class Provider:
         assert key
         self.sent.append((to, text))
         return f"<m-{len(self.sent)}@example.com>"
+
+    async def send_one(self):
+        return await self.send("ann@example.com", "Order 42 is on its way.", "key")
 
 
 async def test_the_examples_on_sessions_run(server, namespace, capsys):
@@ -82,6 +86,29 @@ async def test_the_examples_on_sessions_run(server, namespace, capsys):
     assert sum(line.startswith("send_email completed ") for line in lines) == 1
     assert sum(line.endswith(" interrupted_never_started") for line in lines) == 1
     assert {line.split()[0] for line in lines[-2:]} == {"chat-7", "chat-8"}
+
+
+async def test_the_examples_on_telemetry_run(own_server, capsys):
+    names = {"natsreceipts": natsreceipts, "url": own_server.url, "send": Provider().send_one}
+    blocks = PYTHON.findall((DOCS / "telemetry.md").read_text(encoding="utf-8"))
+    for code in blocks:
+        if "natsreceipts.otel" not in code or importlib.util.find_spec("opentelemetry") is not None:
+            await run(code, "telemetry.md", names)
+    assert capsys.readouterr().out == "replayed: send_email\n"
+
+
+def test_every_event_is_listed():
+    page = (DOCS / "telemetry.md").read_text(encoding="utf-8")
+    table = page.split("| event | when | fields |\n")[1].split("\n\n")[0]
+    rows = [row.split(" | ") for row in table.splitlines() if row.startswith("| `")]
+    listed = {re.sub(r"\W", "", row[0]): tuple(re.findall(r"`(\w+)`", row[2])) for row in rows}
+    assert listed == {event.__name__: event._fields for event in get_args(telemetry.Event)}
+    for kind in (telemetry.DecisionKind, telemetry.SettledAs, telemetry.WriteKind):
+        for name in get_args(kind):
+            assert f"`{name}`" in page
+    logged = set(re.findall(r"^\| `([a-z_]+)` \| (?:DEBUG|INFO|WARNING|ERROR)", page, re.MULTILINE))
+    source = "".join(path.read_text(encoding="utf-8") for path in (DOCS.parent / "natsreceipts").glob("*.py"))
+    assert logged == set(re.findall(r"fields\(\s*\"(\w+)\"", source))
 
 
 def listed(section):

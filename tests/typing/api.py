@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any, assert_type
+from typing import TYPE_CHECKING, Any, Literal, assert_type
 
 import natsreceipts
 from natsreceipts import (
@@ -57,6 +57,20 @@ from natsreceipts import (
     Unreachable,
     UnsupportedRecord,
     tool,
+)
+from natsreceipts.otel import OpenTelemetryHook
+from natsreceipts.telemetry import (
+    CallDecided,
+    CallSettled,
+    DoubtSettled,
+    Event,
+    Hook,
+    LostLease,
+    RenewalFailed,
+    SessionWoken,
+    ToolkitClosed,
+    WriteConflict,
+    log_events,
 )
 
 if TYPE_CHECKING:
@@ -379,3 +393,32 @@ async def doctor() -> None:
         assert_type(finding.text, str)
         assert_type(finding.fix, str | None)
         assert_type(finding.keys, tuple[str, ...])
+
+
+def count_replays(event: Event) -> None:
+    """A hook."""
+    match event:
+        case CallDecided(key=key, decision="replay", seconds=seconds):
+            assert_type(key, ReceiptKey)
+            assert_type(seconds, float | None)
+        case CallSettled():
+            assert_type(event.status, Literal["completed", "failed", "ambiguous", "lost", "not_recorded"])
+            assert_type(event.error, BaseException | None)
+        case WriteConflict() | DoubtSettled():
+            assert_type(event.write, Literal["claim", "renew", "settle", "judge", "resolve"])
+        case RenewalFailed() | LostLease():
+            assert_type(event.attempt, int)
+        case SessionWoken(recovered=recovered):
+            assert_type(recovered, int)
+        case _:
+            assert_type(event, CallDecided | ToolkitClosed)
+
+
+def hooks() -> None:
+    """What `connect` takes."""
+    counting: Hook = count_replays
+    telemetry = OpenTelemetryHook(tools={"send"}, tracer_provider=None)
+    natsreceipts.connect(hooks=[counting, log_events, telemetry])
+    natsreceipts.connect(hooks=(print,))
+    natsreceipts.connect(hooks=log_events)  # pyright: ignore[reportArgumentType]
+    natsreceipts.connect(hooks=[lambda: None])  # pyright: ignore[reportArgumentType]
