@@ -16,7 +16,14 @@ from compose_support import COMPOSE, IMAGE, as_user, image, passwords, ran
 from natsreceipts import NatsReceiptsError, connect
 from natsreceipts.embedded import free_port
 
-FILES = {"one node": ["compose.yaml"], "tenants": ["compose.yaml", "tenants.yaml"], "cluster": ["cluster.yaml"]}
+FILES = {
+    "one node": ["compose.yaml"],
+    "tenants": ["compose.yaml", "tenants.yaml"],
+    "cluster": ["cluster.yaml"],
+    "monitored": ["compose.yaml", "monitoring.yaml"],
+    "monitored tenants": ["compose.yaml", "tenants.yaml", "monitoring.yaml"],
+    "monitored cluster": ["cluster.yaml", "monitoring.yaml", "monitoring-cluster.yaml"],
+}
 
 
 def compose_command():
