@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 from natsreceipts._jetstream import (
@@ -15,16 +16,30 @@ from natsreceipts._jetstream import (
     objects_config,
     objects_findings,
     opened,
+    partitions_in,
     stream_config,
 )
-from natsreceipts.errors import InvalidName, InvalidSetting, brief
+from natsreceipts.errors import InvalidName, InvalidSetting, NotProvisioned, PermissionDenied, brief
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from nats.aio.client import Client
 
-__all__ = ["Provisioned", "Wanted", "check_number", "check_usable", "provision", "wanted"]
+    from natsreceipts._jetstream import Connection
+
+__all__ = [
+    "MOST_PARTITIONS",
+    "Provisioned",
+    "Stores",
+    "Wanted",
+    "agreed",
+    "check_number",
+    "check_usable",
+    "partitioned",
+    "provision",
+    "wanted",
+]
 
 
 _Kind: TypeAlias = Literal["bucket", "object store", "stream"]
@@ -54,6 +69,8 @@ class Provisioned:
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NANOSECONDS = 1_000_000_000
 
+MOST_PARTITIONS = 64
+
 
 def check_number(name: str, value: object, kind: type | tuple[type, ...], least: float, most: float) -> None:
     """Raise InvalidSetting for what is no such number."""
@@ -70,30 +87,101 @@ class Wanted(NamedTuple):
     config: dict[str, Any]
 
 
-def wanted(*, namespace: str, replicas: int, history: int, retention: float) -> list[Wanted]:
-    """All stores of a namespace, the receipts' bucket first. Raises InvalidName and InvalidSetting."""
+class Stores(NamedTuple):
+    """All stores of a namespace."""
+
+    receipts: tuple[Wanted, ...]
+    """One bucket, or one for each partition."""
+    notices: Wanted
+    payloads: Wanted
+    sessions: Wanted
+
+    @property
+    def all(self) -> list[Wanted]:
+        """Each of them, the receipts first."""
+        return [*self.receipts, self.notices, self.payloads, self.sessions]
+
+
+def wanted(*, namespace: str, replicas: int, history: int, retention: float, partitions: int | None = None) -> Stores:
+    """The stores of a namespace; ``partitions=None`` is one. Raises InvalidName and InvalidSetting."""
     if not isinstance(cast("object", namespace), str) or (namespace and not _NAMESPACE.fullmatch(namespace)):
         raise InvalidName("namespace", namespace, "use 1 to 64 of A-Z, a-z, 0-9, - and _")
     check_number("replicas", replicas, int, 1, 5)
     check_number("history", history, int, 1, 10**6)
     check_number("retention", retention, (int, float), 0, 10**9)
+    if partitions is not None:
+        check_number("partitions", partitions, int, 1, MOST_PARTITIONS)
+    several = partitions is not None and partitions > 1
     prefix = f"{namespace}-" if namespace else ""
-    receipts = BucketSpec(f"{prefix}receipts", replicas, history, retention)
-    notices = receipts._replace(name=f"{prefix}notices")
-    payloads = receipts._replace(name=f"{prefix}receipt-payloads")
+    receipts = BucketSpec(f"{prefix}receipts", replicas, history, retention, partitions=partitions or 1)
+    notices = receipts._replace(name=f"{prefix}notices", partitions=1)
+    payloads = notices._replace(name=f"{prefix}receipt-payloads")
     sessions = receipts._replace(name=f"{prefix}SESSIONS", of_sessions=True)
-    return [
-        Wanted(receipts.name, "bucket", stream_config(receipts)),
+    parts = [receipts._replace(name=f"{receipts.name}-{n}") for n in range(partitions or 1)] if several else [receipts]
+    return Stores(
+        tuple(Wanted(part.name, "bucket", stream_config(part)) for part in parts),
         Wanted(notices.name, "bucket", stream_config(notices)),
         Wanted(payloads.name, "object store", objects_config(payloads)),
         Wanted(sessions.name, "stream", stream_config(sessions)),
-    ]
+    )
 
 
-def check_usable(stores: list[Wanted], *, lease: float) -> None:
+def check_usable(stores: Stores, *, lease: float) -> None:
     """Raise InvalidSetting for stores that could be made and not be used."""
-    for finding in findings(stores[0].config, lease=lease):
-        raise InvalidSetting(f"bucket {stores[0].name!r}: {finding.text}")
+    bucket = stores.receipts[0]
+    for finding in findings(bucket.config, lease=lease):
+        raise InvalidSetting(f"bucket {bucket.name!r}: {finding.text}")
+
+
+async def agreed(
+    link: Connection, stores_of: Callable[..., Stores], asked: int | None, *, making: bool, timeout: float
+) -> Stores:
+    """The stores with the number of partitions that the namespace has, or is to have where there are none yet.
+
+    It is fixed by who makes the session stream, which is therefore made first (``making``), and kept in that stream's
+    metadata: two processes that make the stores at the same time with different numbers end with one. Were it
+    another one later, calls would not find their receipts and would be executed again. Raises NotProvisioned where
+    another number was ``asked`` for, and as `make`.
+    """
+    stores = stores_of(partitions=asked)
+    sessions = stores.sessions
+    config = await config_of(link, sessions.config["name"], sessions.name, timeout=timeout)
+    if config is None and making:
+        there = await _partitions_of_receipts(link, stores_of, timeout=timeout)
+        if there is not None:
+            sessions = partitioned(stores_of, asked=asked, there=there).sessions
+        await make(link, sessions.name, sessions.config, timeout=timeout)
+        config = await config_of(link, sessions.config["name"], sessions.name, timeout=timeout)
+    if config is None:
+        return stores
+    return partitioned(stores_of, asked=asked, there=partitions_in(config))
+
+
+async def _partitions_of_receipts(link: Connection, stores_of: Callable[..., Stores], *, timeout: float) -> int | None:
+    """By the buckets of receipts that are there, where the session stream is gone; None where there are none."""
+    for store in (stores_of(partitions=n).receipts[0] for n in (1, 2)):
+        try:
+            config = await config_of(link, store.config["name"], store.name, timeout=timeout)
+        except PermissionDenied:
+            continue  # who may not look at the other kind works with one kind only
+        if config is not None:
+            return partitions_in(config)
+    return None
+
+
+def partitioned(stores_of: Callable[..., Stores], *, asked: int | None, there: int) -> Stores:
+    """The stores of a namespace with as many partitions as there are. Raises NotProvisioned where others were asked for.
+
+    0 is of a stream whose metadata say no number.
+    """
+    if asked not in (None, there) or not 1 <= there <= MOST_PARTITIONS:
+        raise NotProvisioned(
+            stores_of().receipts[0].name,
+            f"has {there} partitions, and partitions={asked} was asked for",
+            advice="the number is fixed when the stores are made, since receipts would not be found under another one: "
+            "leave partitions= out, or use another namespace",
+        )
+    return stores_of(partitions=there)
 
 
 async def provision(
@@ -103,6 +191,7 @@ async def provision(
     replicas: int = 1,
     history: int = 8,
     retention: float = 0.0,
+    partitions: int | None = None,
     lease: float = 30.0,
     dry_run: bool = False,
     connect_timeout: float = 5.0,
@@ -113,20 +202,25 @@ async def provision(
     ``dry_run`` makes nothing. The settings are those of `connect`; a store that is there is never changed. Raises
     Unreachable, PermissionDenied, NotProvisioned (the server refuses to make one), InvalidName, InvalidSetting.
     """
-    stores = wanted(namespace=namespace, replicas=replicas, history=history, retention=retention)
+    stores_of = partial(wanted, namespace=namespace, replicas=replicas, history=history, retention=retention)
+    stores = stores_of(partitions=partitions)
     check_number("lease", lease, (int, float), 0.001, 10**9)
     check_usable(stores, lease=lease)
     check_number("connect_timeout", connect_timeout, (int, float), 0.001, 3600)
     servers = checked_servers(servers_or_client, connection)
     found: list[Provisioned] = []
     async with opened(servers, connect_timeout=connect_timeout, options=connection) as link:
-        for store in stores:
+        before = await config_of(link, stores.sessions.config["name"], stores.sessions.name, timeout=connect_timeout)
+        stores = await agreed(link, stores_of, partitions, making=not dry_run, timeout=connect_timeout)
+        for store in stores.all:
             name, stream = store.name, store.config["name"]
             config = await config_of(link, stream, name, timeout=connect_timeout)
             state: _State = "there" if config is not None else "missing"
             if config is None and not dry_run:
                 await make(link, name, store.config, timeout=connect_timeout)
                 config = await config_of(link, stream, name, timeout=connect_timeout)
+                state = "made"
+            if store is stores.sessions and before is None and not dry_run:
                 state = "made"
             kept = found[0].retention if found else 0.0
             found.append(_compared(store, state, config or store.config, kept=kept, lease=lease))

@@ -9,18 +9,18 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from natsreceipts._jetstream import bind, bind_objects, checked_servers, make, opened
+from natsreceipts._jetstream import PartitionedBucket, bind, bind_objects, checked_servers, make, opened
 from natsreceipts.announce import Announcer
 from natsreceipts.attempts import Attempts
 from natsreceipts.background import Pulse, Stragglers
 from natsreceipts.delivery import Delivery, JetStreamMessage, deliver
-from natsreceipts.errors import InvalidSetting, brief
+from natsreceipts.errors import InvalidSetting, NotProvisioned, brief
 from natsreceipts.identity import Digest, sha256_hex
 from natsreceipts.notice import check_text
 from natsreceipts.notices import NoticeBoard
 from natsreceipts.options import CallOptions
 from natsreceipts.payloads import PayloadStore
-from natsreceipts.provisioning import check_number, check_usable, wanted
+from natsreceipts.provisioning import agreed, check_number, check_usable, partitioned, wanted
 from natsreceipts.receipts import ReceiptStore
 from natsreceipts.run import Executions, Run
 from natsreceipts.server_version import OLDEST_SERVER, is_old
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from nats.aio.client import Client
 
+    from natsreceipts._jetstream import Bucket, Finding, JetStreamBucket
+    from natsreceipts.provisioning import Wanted
     from natsreceipts.telemetry import Hook
 
 __all__ = ["Toolkit", "connect"]
@@ -132,6 +134,7 @@ async def connect(
     replicas: int = 1,
     history: int = 8,
     retention: float = 0.0,
+    partitions: int | None = None,
     lease: float = 30.0,
     inline_limit: int = 256 * 1024,
     worker: str | None = None,
@@ -145,7 +148,9 @@ async def connect(
     prefixes every bucket and stream (``prod-receipts``). ``digest`` is how arguments are hashed, the same for every
     worker of a bucket. ``provision`` makes missing buckets, with ``replicas``, ``history`` (revisions kept of a key, at
     least 8) and ``retention`` (seconds until a receipt expires and its call can run again; 0: never); a bucket
-    that is there is never changed. ``lease``: seconds, the default of every call. ``inline_limit``: bytes of a record
+    that is there is never changed. ``partitions``: in how many buckets (``receipts-0``, …; 1 to 64) the receipts are,
+    all of a run in one of them; by default as many as there are, or one (``receipts``). The number is fixed when they
+    are made. ``lease``: seconds, the default of every call. ``inline_limit``: bytes of a record
     above which its payloads move to the object store ``receipt-payloads``. ``worker`` names this worker in
     receipts, for people (``host/pid`` by default). ``hooks`` are told of what happens: `natsreceipts.telemetry`, and
     `natsreceipts.otel` for OpenTelemetry. ``connect_timeout``: seconds. Further keyword arguments go to
@@ -166,35 +171,42 @@ async def connect(
     telling = checked_hooks(hooks)
     servers = checked_servers(servers_or_client, connection)
     options = CallOptions(lease=lease)
-    stores = wanted(namespace=namespace, replicas=replicas, history=history, retention=retention)
+    stores_of = partial(wanted, namespace=namespace, replicas=replicas, history=history, retention=retention)
+    stores = stores_of(partitions=partitions)
     if not callable(digest):
         raise InvalidSetting(f"digest={brief(digest)}: use sha256_hex or hmac_digest(secret)")
-    payloads_name = f"{namespace}-receipt-payloads" if namespace else "receipt-payloads"
-    bucket_name = f"{namespace}-receipts" if namespace else "receipts"
-    stream_name = f"{namespace}-SESSIONS" if namespace else "SESSIONS"
-    notices_name = f"{namespace}-notices" if namespace else "notices"
     async with opened(servers, connect_timeout=connect_timeout, options=connection) as link:
         if provision:
             check_usable(stores, lease=options.lease)
-            for store in stores:
+            stores = await agreed(link, stores_of, partitions, making=True, timeout=connect_timeout)
+            for store in stores.all:
                 await make(link, store.name, store.config, timeout=connect_timeout)
-        bucket, findings = await bind(link, bucket_name, lease=options.lease, timeout=connect_timeout)
-        notices, notices_findings = await bind(link, notices_name, lease=options.lease, timeout=connect_timeout)
-        objects, objects_findings = await bind_objects(
-            link, payloads_name, retention=bucket.retention, timeout=connect_timeout
+        found: list[tuple[Wanted, list[Finding]]] = []
+
+        async def bound(store: Wanted, *, of_sessions: bool = False) -> JetStreamBucket:
+            made, weaker = await bind(
+                link, store.name, lease=options.lease, timeout=connect_timeout, of_sessions=of_sessions
+            )
+            found.append((store, weaker))
+            return made
+
+        try:
+            stream = await bound(stores.sessions, of_sessions=True)
+        except NotProvisioned:
+            await bound(stores.receipts[0])  # where nothing is there, this is what people look for
+            raise
+        stores = partitioned(stores_of, asked=partitions, there=stream.partitions)
+        parts = [await bound(store) for store in stores.receipts]
+        bucket = _one_of(parts, stores.sessions.name)
+        notices = await bound(stores.notices)
+        objects, weaker = await bind_objects(
+            link, stores.payloads.name, retention=bucket.retention, timeout=connect_timeout
         )
-        stream, stream_findings = await bind(
-            link, stream_name, lease=options.lease, timeout=connect_timeout, of_sessions=True
-        )
+        found.append((stores.payloads, weaker))
         _warn_of(link.server_version)
-        for kind, name, found in (
-            ("bucket", bucket_name, findings),
-            ("bucket", notices_name, notices_findings),
-            ("object store", payloads_name, objects_findings),
-            ("stream", stream_name, stream_findings),
-        ):
-            for finding in found:
-                _log.warning("%s %s %s", kind, name, finding.text)
+        for store, weaker in found:
+            for finding in weaker:
+                _log.warning("%s %s %s", store.kind, store.name, finding.text)
         least = 30.0 if bucket.replicas > 1 else 10.0
         if options.lease < least:
             _log.warning(
@@ -219,6 +231,19 @@ async def connect(
             yield toolkit
         finally:
             await toolkit.close()
+
+
+def _one_of(parts: Sequence[JetStreamBucket], sessions: str) -> Bucket:
+    """The receipts' bucket, or its partitions as one. Raises NotProvisioned where they are not made for each other."""
+    for part in parts:
+        if part.partitions != len(parts):
+            raise NotProvisioned(
+                part.name,
+                f"is one of {part.partitions}, and stream {sessions!r} says that there are {len(parts)}",
+                advice="one of them was made or restored apart from the others: put back those that belong together, "
+                "since receipts would not be found",
+            )
+    return parts[0] if len(parts) == 1 else PartitionedBucket(parts[0].name.removesuffix("-0"), parts)
 
 
 def _warn_of(version: str) -> None:

@@ -32,6 +32,7 @@ from natsreceipts._jetstream.settings import (
     info_of,
     make,
     objects_config,
+    partitions_in,
     stream_config,
 )
 
@@ -70,6 +71,7 @@ __all__ = [
     "objects_findings",
     "opened",
     "partition_of",
+    "partitions_in",
     "stream_config",
     "subject_pages",
     "try_publish",

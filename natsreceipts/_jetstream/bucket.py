@@ -126,8 +126,11 @@ class JetStreamBucket:
         retention: float,
         direct: bool,
         of_sessions: bool = False,
+        partitions: int = 1,
     ) -> None:
         self.name = name
+        self.partitions = partitions
+        """In how many buckets the receipts of the namespace are, as the stream's metadata say."""
         self.of_sessions = of_sessions
         self.high_water = high_water
         self.replicas = replicas

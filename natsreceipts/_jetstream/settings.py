@@ -28,8 +28,12 @@ __all__ = [
     "info_of",
     "make",
     "objects_config",
+    "partitions_in",
     "stream_config",
 ]
+
+_PARTITIONS = "natsreceipts-partitions"
+"""Where a stream's metadata say in how many buckets the receipts are."""
 
 _STREAM_NOT_FOUND = 10059
 _NAME_IN_USE = 10058
@@ -41,7 +45,8 @@ _PATIENCE = 2.0
 class BucketSpec(NamedTuple):
     """What a bucket is made with: its name, replicas, revisions kept, and retention in seconds (0: for ever).
 
-    ``of_sessions``: it is the session stream, which keeps every entry.
+    ``of_sessions``: it is the session stream, which keeps every entry. ``partitions``: in how many buckets the receipts
+    beside it are, or it is one of how many.
     """
 
     name: str
@@ -49,6 +54,7 @@ class BucketSpec(NamedTuple):
     history: int = MIN_HISTORY
     retention: float = 0.0
     of_sessions: bool = False
+    partitions: int = 1
 
 
 def stream_config(spec: BucketSpec) -> dict[str, Any]:
@@ -70,7 +76,15 @@ def stream_config(spec: BucketSpec) -> dict[str, Any]:
         "allow_msg_ttl": False,
         "deny_delete": True,
         "deny_purge": True,
+        **({"metadata": {_PARTITIONS: str(spec.partitions)}} if spec.partitions > 1 else {}),
     }
+
+
+def partitions_in(config: Mapping[str, Any]) -> int:
+    """In how many buckets the receipts are, by a stream's configuration; 1 where it says nothing."""
+    metadata: Mapping[str, str] = config.get("metadata") or {}
+    said = metadata.get(_PARTITIONS, "1")
+    return int(said) if said.isascii() and said.isdigit() else 0
 
 
 async def bind(
@@ -108,11 +122,14 @@ def bucket_of(
         retention=config.get("max_age", 0) / _NANOSECONDS,
         direct=bool(config.get("allow_direct")),
         of_sessions=of_sessions,
+        partitions=partitions_in(config),
     )
 
 
-async def make(connection: Connection, bucket: str, config: dict[str, Any], *, timeout: float) -> None:
+async def make(connection: Connection, bucket: str, config: dict[str, Any], *, timeout: float) -> bool:
     """Make a stream unless it is there; one that is there is never changed. ``bucket`` is what errors call it.
+
+    Whether it was not there. (A try whose answer was lost may have made it: then this says that it was.)
 
     Raises NotProvisioned where the server refuses it, Unreachable, PermissionDenied.
     """
@@ -122,7 +139,7 @@ async def make(connection: Connection, bucket: str, config: dict[str, Any], *, t
     while True:
         error = api_error(await _until_answered(connection, subject, config, bucket, deadline))
         if error is None or error.code == _NAME_IN_USE:
-            return
+            return error is None
         if error.code == 10008 and loop.time() < deadline:  # no meta leader yet, or not enough peers up
             await asyncio.sleep(0.1)
             continue

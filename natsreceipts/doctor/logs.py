@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from natsreceipts._jetstream import partition_of
 from natsreceipts.doctor.finding import Finding, error, ok, unverified, warning
 from natsreceipts.doctor.records import SHOWN, bounded, key_parts, some, unreadable
 from natsreceipts.errors import CorruptRecord, UnsupportedRecord
@@ -113,7 +114,7 @@ async def sessions(site: Site) -> AsyncIterator[Finding]:
         yield unverified("sessions", "they were not to be seen")
         return
     bad = _Unreadable()
-    newest, of = 0, ""
+    newest: dict[int, tuple[int, str]] = {}
     revision, whole = 0, False
     while not whole and bad.read < site.most:
         entries, whole = await site.patiently(
@@ -127,15 +128,17 @@ async def sessions(site: Site) -> AsyncIterator[Finding]:
             except (CorruptRecord, UnsupportedRecord) as problem:
                 bad.note(problem, f"{entry.key} at {entry.revision}")
                 continue
-            if record.receipt is not None and record.receipt.revision > newest:
-                newest, of = record.receipt.revision, record.receipt.key
+            if record.receipt is not None:
+                said = (record.receipt.revision, record.receipt.key)
+                part = partition_of(record.receipt.key, len(site.receipts))
+                newest[part] = max(newest.get(part, said), said)
     for finding in unreadable(
         "sessions", bad.corrupt, bad.unsupported, bad.counts, fix=_session_fix(site, bad.corrupt)
     ):
         yield finding
     if bad.none:
         yield ok("sessions, readable", f"{bad.read:,} entries read")
-    yield await _against_receipts(site, newest, of)
+    yield await _against_receipts(site, newest)
     for finding in bounded(site, site.sessions, bad.read):
         yield finding
 
@@ -146,13 +149,18 @@ def _entry(site: Site, entry: Entry) -> EntryRecord:
     return read_entry(site.sessions.name, entry.key, entry.revision, entry.value)
 
 
-async def _against_receipts(site: Site, newest: int, of: str) -> Finding:
+async def _against_receipts(site: Site, said: dict[int, tuple[int, str]]) -> Finding:
     check = "receipts against sessions"
-    if site.receipts.problem is not None:
+    if any(store.problem is not None for store in site.receipts):
         return unverified(check, "the receipts were not to be seen")
-    last = await site.last_seq(site.receipts)
-    if newest <= last:
-        return ok(check, "no entry speaks of a later receipt than there is")
+    for part, (newest, of) in said.items():
+        last = await site.last_seq(site.receipts[part])
+        if newest > last:
+            return _older(check, newest, of, last)
+    return ok(check, "no entry speaks of a later receipt than there is")
+
+
+def _older(check: str, newest: int, of: str, last: int) -> Finding:
     return error(
         check,
         f"a session speaks of revision {newest:,} of {of}, and the last one in the bucket is {last:,}: the receipts "

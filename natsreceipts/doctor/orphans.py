@@ -15,7 +15,7 @@ from natsreceipts.doctor.records import SHOWN, objects_of, readable, some
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from natsreceipts._jetstream import JetStreamBucket, JetStreamObjects
+    from natsreceipts._jetstream import Bucket, JetStreamObjects
     from natsreceipts.doctor.site import Site
 
 __all__ = ["leftovers"]
@@ -31,7 +31,7 @@ _MOST_DATED = 100
 
 async def leftovers(site: Site) -> AsyncIterator[Finding]:
     """Payloads that no kept revision of a record names, and parts of payloads that were never finished."""
-    bucket, objects = site.bucket(site.receipts), site.objects
+    bucket, objects = site.all_receipts, site.objects
     if bucket is None or objects is None:
         yield unverified("payloads, orphans", "the receipts or the object store were not to be seen")
         return
@@ -89,7 +89,7 @@ def _is_old(stamp: str, now: int) -> bool:
     return bool(stamp) and (now - nanoseconds(stamp)) / 1e9 > _OLD
 
 
-async def _unnamed(site: Site, bucket: JetStreamBucket, names: list[str]) -> list[str]:
+async def _unnamed(site: Site, bucket: Bucket, names: list[str]) -> list[str]:
     """Which of the objects no kept revision names. An object's name begins with the KV key of its record."""
     by_key: dict[str, set[str]] = {}
     for name in names:

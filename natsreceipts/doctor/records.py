@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from natsreceipts._jetstream import subject_pages
 from natsreceipts.attempt import margin_of
 from natsreceipts.doctor.finding import Finding, error, ok, unverified, warning
-from natsreceipts.doctor.site import seconds_kept, span
+from natsreceipts.doctor.site import span
 from natsreceipts.errors import CorruptRecord, UnsupportedRecord
 from natsreceipts.wire import ReceiptRecord, read_receipt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from natsreceipts._jetstream import Clock, Entry, JetStreamBucket
+    from natsreceipts._jetstream import Bucket, Clock, Entry
     from natsreceipts.doctor.site import Site, Store
 
 __all__ = ["SHOWN", "bounded", "key_parts", "objects_of", "readable", "receipts", "some", "unreadable"]
@@ -100,30 +100,38 @@ def bounded(site: Site, store: Store, read: int) -> Iterator[Finding]:
 
 async def receipts(site: Site) -> AsyncIterator[Finding]:
     """Everything about the receipts, in one pass over them."""
-    bucket = site.bucket(site.receipts)
+    bucket = site.all_receipts
     if bucket is None:
         yield unverified("receipts", "they were not to be seen")
         return
-    clock = await site.patiently(bucket, lambda timeout: bucket.clock(timeout=timeout))
     tally = _Tally()
-    async for keys in key_parts(site, site.receipts):
-        entries = await site.patiently(bucket, lambda timeout, keys=keys: bucket.newest_each(keys, timeout=timeout))
-        for entry in entries:
-            _take(site, tally, entry, clock)
-        await _look_for_payloads(site, tally, entries)
+    bounds: list[Finding] = []
+    for store, part in zip(site.receipts, bucket.parts(">"), strict=True):
+        before = tally.read
+        clock = await site.patiently(part, lambda timeout, part=part: part.clock(timeout=timeout))
+        async for keys in key_parts(site, store):
+            entries = await site.patiently(
+                part, lambda timeout, part=part, keys=keys: part.newest_each(keys, timeout=timeout)
+            )
+            for entry in entries:
+                _take(site, tally, entry, clock)
+            await _look_for_payloads(site, tally, entries)
+        bounds.extend(bounded(site, store, tally.read - before))
+    clock = await site.patiently(bucket, lambda timeout: bucket.clock(timeout=timeout))
     for finding in _told(site, tally, clock):
         yield finding
     async for finding in _payloads(site, bucket, tally):
         yield finding
     yield await _fences(site, tally)
-    for finding in bounded(site, site.receipts, tally.read):
+    for finding in bounds:
         yield finding
 
 
 def readable(site: Site, entry: Entry) -> ReceiptRecord | None:
     """The record in an entry of the receipts; None where it is erased or cannot be read."""
+    bucket = site.store_of(entry.key).name
     try:
-        return None if entry.erased else read_receipt(site.receipts.name, entry.key, entry.revision, entry.value)
+        return None if entry.erased else read_receipt(bucket, entry.key, entry.revision, entry.value)
     except (CorruptRecord, UnsupportedRecord):
         return None
 
@@ -134,7 +142,7 @@ def _take(site: Site, tally: _Tally, entry: Entry, clock: Clock) -> None:
         tally.note(tally.erased, "erased", entry.key)
         return
     try:
-        record = read_receipt(site.receipts.name, entry.key, entry.revision, entry.value)
+        record = read_receipt(site.store_of(entry.key).name, entry.key, entry.revision, entry.value)
     except UnsupportedRecord:
         tally.note(tally.unsupported, "unsupported", entry.key)
         return
@@ -229,7 +237,7 @@ def _ambiguous(site: Site, tally: _Tally, clock: Clock) -> Finding:
     if not tally.ambiguous:
         return ok("receipts, ambiguous", "none")
     (time, key), count = tally.ambiguous[0], tally.counts["ambiguous"]
-    kept, age = seconds_kept(site.receipts), (clock.now - time) / 1e9
+    kept, age = site.kept, (clock.now - time) / 1e9
     text = f"{count:,} wait for a person, {key} since {span(age)}"
     fix = f"{site.command('receipts ls --ambiguous')}, and {site.command(f'receipts show {key}')}"
     keys = tuple(key for _, key in tally.ambiguous)
@@ -241,7 +249,7 @@ def _ambiguous(site: Site, tally: _Tally, clock: Clock) -> Finding:
     return (error if soon else warning)("receipts, ambiguous", text, fix=fix, keys=keys)
 
 
-async def _payloads(site: Site, bucket: JetStreamBucket, tally: _Tally) -> AsyncIterator[Finding]:
+async def _payloads(site: Site, bucket: Bucket, tally: _Tally) -> AsyncIterator[Finding]:
     objects = site.objects
     if objects is None:
         yield unverified("receipts, payloads", "the object store was not to be seen")

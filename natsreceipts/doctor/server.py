@@ -50,7 +50,7 @@ def jetstream(site: Site) -> Finding:
     """Whether anything answers for streams."""
     if any(store.info is not None or store.problem is None for store in site.stores):
         return ok("JetStream", "enabled")
-    problem = site.receipts.problem
+    problem = site.receipts[0].problem
     text = str(problem)
     if "JetStream is not enabled" in text or "jetstream not enabled" in text.lower():
         return error(

@@ -1,20 +1,29 @@
-"""What the checks look at: the connection, and the four stores as the server describes them."""
+"""What the checks look at: the connection, and the stores as the server describes them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from natsreceipts._jetstream import JetStreamBucket, JetStreamObjects, bucket_of, info_of
+from natsreceipts._jetstream import (
+    JetStreamBucket,
+    JetStreamObjects,
+    PartitionedBucket,
+    bucket_of,
+    info_of,
+    partition_of,
+    partitions_in,
+)
 from natsreceipts.errors import NatsReceiptsError
 from natsreceipts.fence import Pace, patiently
-from natsreceipts.provisioning import Wanted, wanted
+from natsreceipts.provisioning import MOST_PARTITIONS, Wanted, wanted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import TypeVar
 
-    from natsreceipts._jetstream import Connection
+    from natsreceipts._jetstream import Bucket, Connection
 
     T = TypeVar("T")
 
@@ -65,7 +74,14 @@ class Site:
     """Where to look, and how far. Seconds."""
 
     link: Connection
-    stores: list[Store]
+    receipts: tuple[Store, ...]
+    """The bucket of the receipts, or its partitions."""
+    notices: Store
+    """The bucket of the notices."""
+    payloads: Store
+    """The object store of the large payloads."""
+    sessions: Store
+    """The stream of the sessions."""
     timeout: float
     lease: float
     most: int
@@ -77,24 +93,26 @@ class Site:
         return f"natsreceipts {verb}" + (f" --namespace {self.namespace}" if self.namespace else "")
 
     @property
-    def receipts(self) -> Store:
-        """The bucket of the receipts."""
-        return self.stores[0]
+    def stores(self) -> list[Store]:
+        """All of them."""
+        return [*self.receipts, self.notices, self.payloads, self.sessions]
 
     @property
-    def notices(self) -> Store:
-        """The bucket of the notices."""
-        return self.stores[1]
+    def kept(self) -> float:
+        """Seconds that receipts are kept for; 0: for ever."""
+        return min((kept for store in self.receipts if (kept := seconds_kept(store))), default=0.0)
 
     @property
-    def payloads(self) -> Store:
-        """The object store of the large payloads."""
-        return self.stores[2]
+    def all_receipts(self) -> Bucket | None:
+        """The receipts to read from, wherever they are; None where a part is not there, or not to be seen."""
+        parts = [bucket for store in self.receipts if (bucket := self.bucket(store)) is not None]
+        if len(parts) < len(self.receipts):
+            return None
+        return parts[0] if len(parts) == 1 else PartitionedBucket("receipts", parts)
 
-    @property
-    def sessions(self) -> Store:
-        """The stream of the sessions."""
-        return self.stores[3]
+    def store_of(self, key: str) -> Store:
+        """The store that holds a receipt."""
+        return self.receipts[partition_of(key, len(self.receipts))]
 
     def bucket(self, store: Store) -> JetStreamBucket | None:
         """A store to read from; None where it is not there, or not to be seen."""
@@ -107,7 +125,7 @@ class Site:
         """The object store to read from; None where it is not there, or not to be seen."""
         return JetStreamObjects(self.link, self.payloads.name) if self.payloads.info is not None else None
 
-    async def patiently(self, bucket: JetStreamBucket, ask: Callable[[float], Awaitable[T]]) -> T:
+    async def patiently(self, bucket: Bucket, ask: Callable[[float], Awaitable[T]]) -> T:
         """Ask again for a while where no server answers."""
         return await patiently(Pace(bucket, lease=30.0, patience=self.timeout), ask)
 
@@ -119,13 +137,31 @@ class Site:
 
 async def site_of(link: Connection, *, namespace: str, timeout: float, lease: float, most: int) -> Site:
     """Look at each store once. Raises InvalidName."""
-    stores = [Store(each) for each in wanted(namespace=namespace, replicas=1, history=8, retention=0.0)]
-    for store in stores:
+    stores_of = partial(wanted, namespace=namespace, replicas=1, history=8, retention=0.0)
+
+    async def look(each: Wanted) -> Store:
+        store = Store(each)
         try:
             store.info = await info_of(link, store.stream, store.name, timeout=timeout)
         except NatsReceiptsError as problem:
             store.problem = problem
-    return Site(link, stores, timeout, lease, most, namespace)
+        return store
+
+    sessions = await look(stores_of().sessions)
+    said = sessions if sessions.info is not None else await look(stores_of(partitions=2).receipts[0])
+    partitions = partitions_in(said.config)
+    stores = stores_of(partitions=partitions if 1 <= partitions <= MOST_PARTITIONS else None)
+    return Site(
+        link,
+        tuple([await look(each) for each in stores.receipts]),
+        await look(stores.notices),
+        await look(stores.payloads),
+        sessions,
+        timeout,
+        lease,
+        most,
+        namespace,
+    )
 
 
 def seconds_kept(store: Store) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from natsreceipts._jetstream import ANEW, edit_of, findings, objects_findings
+from natsreceipts._jetstream import ANEW, edit_of, findings, objects_findings, partitions_in
 from natsreceipts.doctor.finding import Finding, error, ok, unverified, warning
 from natsreceipts.doctor.site import seconds_kept, span
 
@@ -29,11 +29,19 @@ def settings(site: Site) -> Iterator[Finding]:
             yield error(check, "it does not exist", fix=f"make it with `{site.command('up')}`")
         else:
             yield from _compared(site, store, check)
+    for store in site.receipts:
+        there = partitions_in(store.config)
+        if store.info is not None and there != len(site.receipts):
+            yield error(
+                f"{store.title}, partitions",
+                f"it is one of {there}, and {site.sessions.title} says that there are {len(site.receipts)}",
+                fix="put back the buckets and the stream that belong together, from one backup",
+            )
 
 
 def _compared(site: Site, store: Store, check: str) -> Iterator[Finding]:
     if store.wanted.kind == "object store":
-        found = objects_findings(store.config, retention=seconds_kept(site.receipts))
+        found = objects_findings(store.config, retention=site.kept)
     else:
         found = findings(store.config, lease=site.lease, of_sessions=store.of_sessions)
     for each in found:
@@ -97,10 +105,10 @@ def _behind(store: Store) -> Iterator[str]:
 
 def retention(site: Site) -> Iterator[Finding]:
     """How long receipts are kept, and whether what belongs to them is kept for as long."""
-    if site.receipts.info is None:
+    if any(store.info is None for store in site.receipts):
         yield unverified("retention", "how long receipts are kept was not to be seen")
         return
-    kept = seconds_kept(site.receipts)
+    kept = site.kept
     if kept:
         yield ok("retention", f"receipts are kept for {span(kept)}; after that their calls can be executed again")
     else:

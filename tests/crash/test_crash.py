@@ -105,8 +105,9 @@ class Yard:
 
 
 @pytest.fixture
-async def yard(server, namespace, tmp_path):
-    async with connect(server.url, namespace=namespace, provision=True, lease=LEASE):
+async def yard(server, namespace, tmp_path, request):
+    partitions = getattr(request, "param", 1)
+    async with connect(server.url, namespace=namespace, provision=True, lease=LEASE, partitions=partitions):
         pass
     return Yard(server.url, namespace, tmp_path)
 
@@ -116,6 +117,8 @@ async def toolkit(server, namespace, yard):
     async with connect(server.url, namespace=namespace, lease=LEASE) as connected:
         yield connected
 
+
+PARTITIONS = pytest.mark.parametrize("yard", [1, pytest.param(4, marks=pytest.mark.faults)], indirect=True)
 
 POINTS = {
     # where it is killed: (opaque: status, lines; idempotent: attempts, lines)
@@ -128,6 +131,7 @@ POINTS = {
 }
 
 
+@PARTITIONS
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("kind", ["opaque", "idempotent"])
 async def test_a_worker_that_dies_at(yard, toolkit, point, kind):
@@ -151,6 +155,7 @@ async def test_a_worker_that_dies_at(yard, toolkit, point, kind):
     assert [len(tokens) for tokens in others] == [1] * (CALLS - 1)
 
 
+@PARTITIONS
 async def test_two_workers_race_over_a_run_and_nobody_dies(yard, toolkit):
     ended = await asyncio.gather(*(yard.to_its_end(runs=3, pause=0.0, lease=30) for _ in range(2)))
     assert ended == [0, 0]
@@ -203,6 +208,7 @@ async def test_random_kills(yard, toolkit):
     await _kills(yard, toolkit, kills=30)
 
 
+@pytest.mark.parametrize("yard", [1, 4], indirect=True)
 @pytest.mark.faults
 @pytest.mark.timeout(600)
 async def test_many_random_kills(yard, toolkit):

@@ -111,10 +111,11 @@ async def test_retention(diagnose, namespace, nc, bucket):
 
 
 def site(*counts, cluster=None):
-    stores = [Store(each) for each in wanted(namespace="", replicas=1, history=8, retention=0.0)]
+    stores = [Store(each) for each in wanted(namespace="", replicas=1, history=8, retention=0.0).all]
     for store, count in zip(stores, counts, strict=True):
         store.info = {"config": {**store.wanted.config, "num_replicas": count}, "cluster": cluster}
-    return Site(None, stores, 1.0, 30.0, 1)  # pyright: ignore[reportArgumentType]
+    receipts, *others = stores
+    return Site(None, (receipts,), *others, 1.0, 30.0, 1)  # pyright: ignore[reportArgumentType]
 
 
 def test_replicas():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import nats.js.errors
 from nats.js.api import StreamConfig
 
 from natsreceipts import connect
+from natsreceipts._jetstream import partition_of
 from natsreceipts._jetstream.connection import close_client
 
 LEASE = 30.0
@@ -23,9 +25,14 @@ PATIENCE = 30.0
 """Seconds that a test waits for what must come: a machine that is busy or stands still is not at fault."""
 
 
+PARTITIONS = int(os.environ.get("NATSRECEIPTS_PARTITIONS") or 1)
+"""In how many buckets the receipts of a test are."""
+
+
 def toolkit_of(where, namespace, **settings):
     """A toolkit on the bucket of a namespace, which is made if it is missing."""
-    return connect(where, **{"namespace": namespace, "provision": True, "lease": LEASE} | settings)
+    made = {"namespace": namespace, "provision": True, "lease": LEASE, "partitions": PARTITIONS}
+    return connect(where, **made | settings)
 
 
 @asynccontextmanager
@@ -50,8 +57,9 @@ async def _ignore(_error):
     pass
 
 
-def bucket_of(namespace):
-    return f"{namespace}-receipts"
+def bucket_of(namespace, run="acme.run-1"):
+    """The bucket of a run's receipts."""
+    return f"{namespace}-receipts" + (f"-{partition_of(run, PARTITIONS)}" if PARTITIONS > 1 else "")
 
 
 def writes_to(namespace):
