@@ -170,7 +170,7 @@ async def _partitions_of_receipts(link: Connection, stores_of: Callable[..., Sto
 
 
 def partitioned(stores_of: Callable[..., Stores], *, asked: int | None, there: int) -> Stores:
-    """The stores of a namespace with as many partitions as there are. Raises NotProvisioned where others were asked for.
+    """The stores of a namespace with the partitions that there are. Raises NotProvisioned where others were asked for.
 
     0 is of a stream whose metadata say no number.
     """

@@ -46,7 +46,7 @@ async def test_without_its_passwords_a_server_does_not_start():
 
 
 def test_no_secret_is_in_the_files():
-    for path in COMPOSE.iterdir():
+    for path in (each for each in COMPOSE.rglob("*") if each.is_file()):
         for line in path.read_text(encoding="utf-8").splitlines():
             code = line.partition("#")[0]
             if "password:" in code.lower():
