@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["client_settings", "jetstream", "max_payload", "server_version", "sync_always"]
 
-_SILENCE = 60.0
-"""Seconds without an answer after which a client should notice that its server is gone."""
+_SILENCE = 15.0
+"""Seconds without an answer after which a client should notice that its server is gone: half of the default lease."""
 
 _LEAST_ROOM = 16 * 1024
 """Bytes that a record without its payloads may need."""
@@ -87,7 +87,7 @@ def client_settings(client: Client | None) -> Iterator[Finding]:
         yield ok("client", "opened by the toolkit, with its settings")
         return
     options = client.options
-    silence = options.get("ping_interval", 120) * options.get("max_outstanding_pings", 2)
+    silence = options.get("ping_interval", 120) * (options.get("max_outstanding_pings", 2) + 1)
     buffered: int = getattr(client, "_max_pending_size", 0)
     found = False
     if buffered > 0:
@@ -102,8 +102,8 @@ def client_settings(client: Client | None) -> Iterator[Finding]:
         found = True
         yield warning(
             "client, ping_interval",
-            f"it takes up to {silence:g} s to notice that a server is silent, which is longer than leases",
-            fix="nats.connect(…, ping_interval=10, max_outstanding_pings=2)",
+            f"it takes up to {silence:g} s to notice that a server is silent: a lease of 30 s does not outlive that",
+            fix="nats.connect(…, ping_interval=3, max_outstanding_pings=2)",
         )
     if not options.get("allow_reconnect", True) or options.get("max_reconnect_attempts", -1) >= 0:
         found = True

@@ -195,7 +195,7 @@ async def test_a_client_of_the_hosts(server, toolkit, diagnose):
         told = {check for check, finding in found.all if check.startswith("client") and finding.level == "warning"}
         assert told == {"client, pending_size", "client, ping_interval", "client, max_reconnect_attempts"}
         assert client.is_connected
-    fine = {"pending_size": 0, "ping_interval": 10, "max_outstanding_pings": 2, "max_reconnect_attempts": -1}
+    fine = {"pending_size": 0, "ping_interval": 3, "max_outstanding_pings": 2, "max_reconnect_attempts": -1}
     async with client_of(server.url, **fine) as client:
         assert (await diagnose(client))["client"].level == "ok"
 
