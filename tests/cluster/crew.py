@@ -16,6 +16,9 @@ from cluster import dies_with_us
 
 __all__ = ["Crew", "Member"]
 
+_MOST_PROBLEMS = 10
+"""Workers that may fall over before no more are started in their stead."""
+
 _WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -91,7 +94,9 @@ class Crew:
                 self.problems.append(
                     f"{member.name} ended with status {member.process.returncode}: {self._said(member)}"
                 )
-                self.members.remove(member)
+                self._bury(member)
+                if len(self.problems) < _MOST_PROBLEMS:
+                    self.hire()
 
     async def stop(self, *, timeout: float) -> None:
         """Let all of them end what they have begun, and wait for that."""
@@ -114,6 +119,9 @@ class Crew:
 
     async def _buried(self, member: Member) -> None:
         await asyncio.to_thread(member.process.wait)
+        self._bury(member)
+
+    def _bury(self, member: Member) -> None:
         if member in self.members:
             self.members.remove(member)
         with (self.folder / "dead").open("ab") as dead:

@@ -292,6 +292,8 @@ class Nemesis:
 
     async def _freeze_worker(self, fault: Fault) -> None:
         self._crew.look()
+        if not self._crew.members:  # all of them were killed a moment ago
+            self._crew.hire()
         member = self._dice.choice(self._crew.members)
         fault.on = member.name
         try:
