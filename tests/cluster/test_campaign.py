@@ -28,7 +28,7 @@ async def test_the_promises_hold_on_a_cluster_of_three(capsys: pytest.CaptureFix
     whole = SECONDS >= WHOLE
     campaign = Campaign(seed, SECONDS, calls=5000 if whole else 1, faults=20)
     with capsys.disabled():
-        print(f"\nCLUSTER_SEED={seed} CLUSTER_SECONDS={SECONDS:g}", flush=True)
+        print(f"\nCLUSTER_SEED={seed} CLUSTER_SECONDS={SECONDS:g}, all of it in {campaign.folder}", flush=True)
     figures = await campaign.run()
     with capsys.disabled():
         print(f"\n{figures.table()}", flush=True)

@@ -145,7 +145,8 @@ class Worker:
     def which(self) -> int:
         """The number of a call that other workers make about now, or of an old one."""
         begun = int((time.monotonic() - self.start) * self.rate)
-        first = 0 if self.dice.random() < 0.1 else max(0, begun - 12)
+        luck = self.dice.random()
+        first = 0 if luck < 0.1 else max(0, begun - (2 if luck < 0.6 else 12))
         return self.dice.randint(first, begun)
 
     async def call(self, run: Any, tool: str, args: Any, kind: str, **options: Any) -> Any:
