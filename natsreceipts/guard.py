@@ -217,7 +217,7 @@ class Call:
     @property
     def revision(self) -> int:
         """The revision of the receipt as this call last wrote or read it; 0 for a ``read``."""
-        return self._attempt.revision or self._revision
+        return self._revision or self._attempt.revision
 
     @property
     def result(self) -> Any:

@@ -112,6 +112,13 @@ async def test_a_live_call(run, receipts, key, nc, namespace):
     assert await run.execute("send", ARGS, Effect("wrong")) == "x"
 
 
+async def test_a_holder_tells_the_revision_that_was_settled_in_its_stead(run, receipts, key):
+    async with run.call("send", ARGS) as call:
+        settled = await receipts.resolve(key, revision=call.revision, completed="x", even_if_running=True, **BY)
+        call.result = "mine"
+    assert (call.replayed, call.result, call.revision) == (True, "x", settled.revision)
+
+
 async def test_a_live_call_that_did_not_land(run, receipts, key, nc, namespace):
     revision = await stand(nc, namespace, key, "running", leaseMs=60_000)
     settled = await receipts.resolve(key, revision=revision, not_applied=True, even_if_running=True, **BY)
