@@ -28,7 +28,7 @@ from history import History, Stored, deeds_of, operations_of
 from nemesis import Fault, Nemesis
 from outside import Outside
 
-from natsreceipts import NatsReceiptsError, connect
+from natsreceipts import NatsReceiptsError, PayloadMissing, connect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -235,10 +235,26 @@ class Campaign:
             history.receipts = await _stream(client, "KV_receipts", "$KV.receipts.")
             history.notices = await _stream(client, "KV_notices", "$KV.notices.")
             history.sessions = await _stream(client, "SESSIONS", "sessions.")
+        await self._with_results(cluster, history)
         for name in ("receipts", "notices", "sessions"):
             with (crew.folder / name).open("w", encoding="utf-8") as file:
                 file.writelines(f"{each}\n" for each in getattr(history, name))
         return history
+
+    async def _with_results(self, cluster: Cluster, history: History) -> None:
+        """Put the result itself where a record names an object, and of each result only what the effects know it by."""
+        async with connect(cluster.direct) as toolkit:
+            for each in history.receipts:
+                result = each.value.get("result")
+                if result is None:
+                    continue
+                if "object" in result:
+                    try:
+                        receipt = await toolkit.receipts.get(each.key)
+                        result = {"json": receipt.result if receipt is not None else None}
+                    except PayloadMissing as missing:
+                        result = {"json": f"{missing}"}
+                each.value["result"] = {"json": str(result.get("json")).partition(".")[0]}
 
     def _count(self, history: History) -> None:
         figures = self.figures

@@ -74,8 +74,10 @@ class Crew:
     async def kill(self, member: Member) -> None:
         """SIGKILL, and word of it once it is gone."""
         self.look()
-        member.process.kill()
-        await self._buried(member)
+        if member in self.members:
+            self.members.remove(member)  # it is not to be taken for one that fell over
+            member.process.kill()
+            await self._buried(member)
 
     def freeze(self, member: Member) -> None:
         if member.alive:

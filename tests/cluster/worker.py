@@ -108,6 +108,7 @@ class Worker:
         luck, length = self.dice.random(), self.dice.random()
         seconds = self.lease * 2 * self.dice.random() if length < 0.04 else 0.02 * length
         token = secrets.token_hex(6)
+        large = f".{'x' * 3000}" if self.dice.random() < 0.05 else ""  # which moves to the object store
 
         def note(phase: str, **more: Any) -> None:
             self.outside.note(op=op, worker=self.name, key=key, effect=kind, phase=phase, **place, **more)
@@ -138,7 +139,7 @@ class Worker:
             if luck > 0.98:
                 note("broke", revision=held)
                 raise Broke
-            return token
+            return token + large
 
         return body
 
@@ -165,10 +166,10 @@ class Worker:
                     async with run.call(tool, args, effect=kind, wait=wait, verify=verify, **options) as call:
                         if not call.replayed:
                             call.result = await body(call)
-                    self.end(op, result=call.result, revision=call.revision, replayed=call.replayed)
+                    self.end(op, result=_token_in(call.result), revision=call.revision, replayed=call.replayed)
                     return call.result
                 result = await run.execute(tool, args, body, effect=kind, wait=wait, verify=verify, **options)
-                self.end(op, result=result)
+                self.end(op, result=_token_in(result))
                 return result
         except Exception as error:
             self.end(op, error)
@@ -334,7 +335,7 @@ class Worker:
         value = await self.call(run, TOOL, ask["arguments"], "opaque", entry=entry)
         if value is None:
             raise NatsReceiptsError("no result: the next wake says why")
-        text = {"type": "text", "text": value}
+        text = {"type": "text", "text": _token_in(value)}
         said = {"role": "toolResult", "toolCallId": ask["id"], "toolName": TOOL, "content": [text], "isError": False}
         await self.say(log, key, said)
 
@@ -348,6 +349,10 @@ class Worker:
         else:
             message["details"] = {"op": mark}
         await self.noted(op, log.append(message, run=run), lambda entry: {"seq": entry.seq, "id": entry.id})
+
+
+def _token_in(result: str) -> str:
+    return result.partition(".")[0]
 
 
 def _state_of(loaded: Any) -> tuple[int, dict[int, str | None]]:
@@ -386,6 +391,7 @@ async def work(options: dict[str, Any]) -> None:
         options["urls"],
         namespace=options["namespace"],
         lease=options["lease"],
+        inline_limit=1024,
         worker=options["name"],
         connect_timeout=3.0,
         reconnect_time_wait=0.2,

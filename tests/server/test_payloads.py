@@ -16,7 +16,7 @@ import nats.js.errors
 import pydantic
 import pytest
 from scenes import history
-from support import Effect, newest, put, revisions, stored, toolkit_of
+from support import Effect, client_of, newest, put, revisions, stored, toolkit_of
 from typing_extensions import TypedDict
 
 from natsreceipts import (
@@ -223,6 +223,29 @@ async def test_a_lost_object_can_be_put_back(run, key, nc, namespace, lost):
         await run.execute("send", ARGS, Effect("wrong"))
     await store.put(ref["name"], data)
     assert await run.execute("send", ARGS, Effect("wrong")) == "x" * 500_000
+
+
+async def test_a_replica_that_does_not_have_the_payload_yet():
+    """Half of the reads get to one that is behind: to the test, which answers as such a replica does."""
+    reads = "$JS.API.DIRECT.GET.OBJ_receipt-payloads"
+    halves = f'[{{ destination: "{reads}.>", weight: 50% }}, {{ destination: "behind.>", weight: 50% }}]'
+    asked = []
+
+    async with embedded(config=f'mappings {{ "{reads}.>": {halves} }}') as server, client_of(server.url) as nc:
+
+        async def behind(message):
+            asked.append(message.subject)
+            await nc.publish(message.reply, b"", headers={"Status": "404", "Description": "Message Not Found"})
+
+        await nc.subscribe("behind.>", cb=behind)
+        await nc.flush()
+        async with toolkit_of(server.url, "") as toolkit:
+            run = toolkit.run("acme", "run-1")
+            result = "x" * 300_000
+            await run.execute("send", ARGS, Effect(result))
+            for _ in range(12):
+                assert await run.execute("send", ARGS, Effect("wrong")) == result
+    assert asked
 
 
 async def test_an_object_that_is_no_messagepack(run, key, nc, namespace):
