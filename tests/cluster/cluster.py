@@ -95,7 +95,7 @@ class Node:
         if self.runs and self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 
-    async def look(self, path: str = "/jsz?accounts=true&streams=true") -> dict[str, Any]:
+    async def look(self, path: str) -> dict[str, Any]:
         """What its monitoring port says. Raises OSError where it says nothing."""
 
         def fetch() -> dict[str, Any]:
@@ -186,25 +186,26 @@ class Cluster:
     # ------------------------------------------------------------------ who leads
 
     async def meta_leader(self) -> Node | None:
-        return await self._leader(lambda told: (told.get("meta_cluster") or {}).get("leader"))
-
-    async def stream_leader(self, stream: str) -> Node | None:
-        def leader(told: dict[str, Any]) -> str | None:
-            for account in told.get("account_details") or ():
-                for each in account.get("stream_detail") or ():
-                    if each["name"] == stream:
-                        return (each.get("cluster") or {}).get("leader")
-            return None
-
-        return await self._leader(leader)
-
-    async def _leader(self, named: Any) -> Node | None:
-        """As the node says that says so of itself; a partitioned one may, too."""
         for node in self.nodes:
             with contextlib.suppress(OSError):
-                if named(await node.look()) == node.name:
+                if ((await node.look("/jsz")).get("meta_cluster") or {}).get("leader") == node.name:
                     return node
         return None
+
+    async def stream_leader(self, stream: str) -> Node | None:
+        for node in self.nodes:
+            if await self.leads(node, stream):
+                return node
+        return None
+
+    async def leads(self, node: Node, stream: str) -> bool:
+        """Whether a node says of itself that it leads a stream; a partitioned one may, too."""
+        with contextlib.suppress(OSError):
+            for account in (await node.look("/jsz?accounts=true&streams=true")).get("account_details") or ():
+                for each in account.get("stream_detail") or ():
+                    if each["name"] == stream:
+                        return (each.get("cluster") or {}).get("leader") == node.name
+        return False
 
     # ------------------------------------------------------------------ what is between
 
