@@ -28,7 +28,7 @@ from history import History, Stored, deeds_of, operations_of
 from nemesis import Fault, Nemesis
 from outside import Outside
 
-from natsreceipts import NatsReceiptsError, PayloadMissing, connect
+from natsreceipts import NatsReceiptsError, PayloadMissing, Unreachable, connect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -158,8 +158,9 @@ class Campaign:
         try:
             for _ in range(2):
                 crew.hire()
-            with contextlib.suppress(TimeoutError):  # other faults go on meanwhile
-                await _until(lambda: _landed(crew.folder) > 20, timeout=60)
+            # A worker notices by the sequences that it knows of: by more than those that all that is under way will
+            # use up in the new bucket.
+            await _until(lambda: all(_knows(crew.folder, member.name) > 40 for member in crew.members), timeout=300)
             await self._deleted(cluster, namespace)
             # Each worker is told so, by an error that says what happened. (Without a bucket nothing is claimed.)
             told = [b'"BucketReplaced"', b'"NotProvisioned"']
@@ -173,7 +174,7 @@ class Campaign:
                         any(word in (crew.folder / f"operations-{member.name}").read_bytes() for word in told)
                         for member in crew.members
                     ),
-                    timeout=60,
+                    timeout=120,
                 )
             await crew.stop(timeout=240)
         finally:
@@ -210,15 +211,15 @@ class Campaign:
         outside = Outside(crew.folder)
         limit = asyncio.Semaphore(32)
         try:
-            async with connect(cluster.direct, lease=LEASE * 5, worker="sweeper") as toolkit:
+            async with connect(cluster.direct, worker="sweeper", connect_timeout=60.0) as toolkit:
 
                 async def end(key: str) -> None:
                     async with limit:
-                        receipt = await toolkit.receipts.get(key)
+                        receipt = await _receipt(toolkit, key)
                         if receipt is None or receipt.status == "completed":
                             return
                         await _ended(toolkit, receipt, outside)
-                        again = await toolkit.receipts.get(key)
+                        again = await _receipt(toolkit, key)
                         if again is None or again.status in ("running", "ambiguous"):
                             self.figures.problems.append(f"{key} came to no end: {again and again.status}")
 
@@ -243,14 +244,14 @@ class Campaign:
 
     async def _with_results(self, cluster: Cluster, history: History) -> None:
         """Put the result itself where a record names an object, and of each result only what the effects know it by."""
-        async with connect(cluster.direct) as toolkit:
+        async with connect(cluster.direct, connect_timeout=60.0) as toolkit:
             for each in history.receipts:
                 result = each.value.get("result")
                 if result is None:
                     continue
                 if "object" in result:
                     try:
-                        receipt = await toolkit.receipts.get(each.key)
+                        receipt = await _receipt(toolkit, each.key)
                         result = {"json": receipt.result if receipt is not None else None}
                     except PayloadMissing as missing:
                         result = {"json": f"{missing}"}
@@ -295,9 +296,19 @@ def _written(folder: Path) -> History:
     )
 
 
-def _landed(folder: Path) -> int:
+def _knows(folder: Path, worker: str) -> int:
+    """The highest revision by which a worker has entered an effect."""
     effects = folder / "effects"
-    return effects.read_bytes().count(b'"landed"') if effects.exists() else 0
+    lines = effects.read_bytes().splitlines() if effects.exists() else []
+    return max((deed["revision"] for line in lines if (deed := json.loads(line))["worker"] == worker), default=0)
+
+
+async def _receipt(toolkit: Any, key: str) -> Any:
+    """The receipt of a key, as soon as it can be read."""
+    async with asyncio.timeout(120):
+        while True:
+            with contextlib.suppress(Unreachable):
+                return await toolkit.receipts.get(key)
 
 
 async def _until(there: Any, *, timeout: float) -> None:
@@ -323,7 +334,7 @@ async def _ended(toolkit: Any, receipt: Any, outside: Outside) -> None:
                 reason="all workers are gone",
                 even_if_running=True,
             )
-        receipt = await toolkit.receipts.get(receipt.kv_key)
+        receipt = await _receipt(toolkit, receipt.kv_key)
 
 
 @contextlib.asynccontextmanager

@@ -29,10 +29,15 @@ HOST = "127.0.0.1"
 _SMALL_DISK = 512 * 1024 * 1024
 
 
+# Looked up here: between fork and exec another thread's lock on the loader would never be let go.
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
 def dies_with_us() -> None:
     """In a child, before it is anything: it gets SIGKILL when we are gone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, 9)
 
 
 class Node:
@@ -172,7 +177,7 @@ class Cluster:
         with contextlib.suppress(FileNotFoundError):
             node.small_disk = subprocess.run(mount, check=False, capture_output=True).returncode == 0
 
-    async def healthy(self, *, timeout: float = 90.0) -> None:
+    async def healthy(self, *, timeout: float = 180.0) -> None:
         """Wait until all nodes run and each follows a leader in all that it holds."""
         async with asyncio.timeout(timeout):
             while True:
