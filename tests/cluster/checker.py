@@ -58,6 +58,9 @@ _STRICTNESS = ("read", "idempotent", "resumable", "opaque")
 _SLACK = 0.1
 """Seconds by which timestamps of one machine may disagree with themselves."""
 
+_DEPOSED = 20.0
+"""Seconds for which a leader that was deposed may go on telling what was so before."""
+
 
 class Violation(NamedTuple):
     """A promise that was not kept. ``rule`` is one of `RULES`."""
@@ -258,7 +261,7 @@ class _Judge:
             if done is not None and op.began > done:
                 if any(deed.phase == "entered" for deed in self._by_op[op.id]):
                     yield Violation("executed again", op.key, f"{op.id} was made after it was told as completed")
-                if op.error == "AmbiguousCall":
+                if op.error == "AmbiguousCall" and op.began > done + _DEPOSED:
                     yield Violation("lost", op.key, f"{op.id} was told AmbiguousCall of a completed call")
         for op in self._history.operations:
             if op.do in ("resolve", "read") and op.outcome == "ok":

@@ -148,6 +148,13 @@ def _a_dead_attempt_that_is_settled(story: Story) -> None:
     story.told("resolve", "w3:1", revision=revision, status="completed")
 
 
+def _an_ambiguity_that_a_deposed_leader_tells_of(story: Story) -> None:
+    _a_dead_attempt_that_is_settled(story)
+    story.told("call", "w2:2", result="r1")
+    story.tick(3)
+    story.told("call", "w2:3", "failed", error="AmbiguousCall", revision=2)
+
+
 def _a_refusal_and_a_second_attempt(story: Story) -> None:
     story.claim()
     story.deed("entered")
@@ -219,6 +226,7 @@ def _a_session_that_was_woken(story: Story) -> None:
 RIGHT = [
     _a_call_and_its_replays,
     _a_dead_attempt_that_is_settled,
+    _an_ambiguity_that_a_deposed_leader_tells_of,
     _a_refusal_and_a_second_attempt,
     _an_attempt_that_was_judged_and_comes_back,
     _a_claim_that_its_own_worker_gave_up,
@@ -462,9 +470,10 @@ def _a_resolution_that_is_gone(story: Story) -> None:
 
 @wrong("lost")
 def _a_completed_call_that_is_told_as_ambiguous(story: Story) -> None:
-    story.executed()
-    story.tick(3)
-    story.told("call", "w2:1", "failed", error="AmbiguousCall", revision=1)
+    _a_dead_attempt_that_is_settled(story)
+    story.told("call", "w2:2", result="r1")
+    story.tick(30)
+    story.told("call", "w2:3", "failed", error="AmbiguousCall", revision=2)
 
 
 @wrong("told")
