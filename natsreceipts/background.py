@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 
-__all__ = ["Gate", "Pulse", "Stragglers", "all_done", "all_of", "merged", "see_through", "stopped"]
+__all__ = ["Door", "Gate", "Pulse", "Stragglers", "all_done", "all_of", "merged", "see_through", "stopped"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -90,6 +90,40 @@ class Heart(Protocol):
     def start_heartbeat(self) -> None:
         """Renew the lease from now on."""
         ...
+
+
+class Door:
+    """Lets so many claims through at a time, in the order of arrival.
+
+    A thousand requests more in flight make no server faster: they time out in its queue and are sent again, and
+    each keeps alive what it needs for that. Heartbeats and settles never wait here.
+    """
+
+    def __init__(self, width: int, *, patience: float) -> None:
+        self._room = asyncio.Semaphore(width)
+        self._patience = patience
+        self._silent = False
+
+    async def enter(self) -> bool:
+        """Wait for one's turn: whether there was a wait.
+
+        Raises TimeoutError where the turn comes late, and who went before got no answer.
+        """
+        if not self._room.locked():
+            await self._room.acquire()
+            return False
+        loop = asyncio.get_running_loop()
+        came = loop.time()
+        await self._room.acquire()
+        if self._silent and loop.time() - came >= self._patience:
+            self._room.release()
+            raise TimeoutError
+        return True
+
+    def leave(self, *, silent: bool) -> None:
+        """Let the next one in. ``silent``: no server answered."""
+        self._silent = silent
+        self._room.release()
 
 
 class Pulse:

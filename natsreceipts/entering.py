@@ -83,20 +83,19 @@ class Entering:
         """Claim the call: None once the attempt holds it, or what is on record of it. Raises as `Call` on entry."""
         store, attempt, lease = self._store, self._attempt, self._options.lease
         wait_until = asyncio.get_running_loop().time() + self._options.wait
-        pace = store.pace(lease, patience=CLAIM_PATIENCE)
         if store.unfinished:
-            await store.finish(attempt.kv_key, pace)
+            await store.finish(attempt.kv_key, store.pace(lease, patience=CLAIM_PATIENCE))
         seen = None
         if self._read_first or self._known is not None:
             seen = await self._first_look()
             if isinstance(seen, Recorded):
                 return seen
         while True:
-            blocked = await store.claim(attempt, seen, pace)
+            blocked = await store.claim(attempt, seen)
             if blocked is None:
                 if self._in_time() or await self._licensed():
                     return None
-                seen = await store.look(attempt, pace)
+                seen = await store.look(attempt, store.pace(lease, patience=CLAIM_PATIENCE))
             elif isinstance(blocked, Recorded):
                 return blocked
             elif isinstance(blocked.decision, Replay):
@@ -105,7 +104,6 @@ class Entering:
                 seen = await self._wait(blocked, wait_until)
             else:
                 seen = await self._condemn(blocked)
-            pace = store.pace(lease, patience=CLAIM_PATIENCE)
 
     async def _first_look(self) -> Seen | Recorded | None:
         """What is known of the receipt, or (in a redelivery) probably there to be read, before a claim.

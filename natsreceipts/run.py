@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import logging
 from contextvars import ContextVar
+from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast, overload
 
@@ -399,16 +400,8 @@ class Run:
                     self._store.hooks.emit(CallDecided(key, "replay", found.attempts, seconds))
                 return found.result
 
-        async def work() -> Any:
-            async with self._call(key, chosen, args, known, False, entries) as call:
-                if not call.replayed:
-                    value: object = fn(call) if wants_call else fn()
-                    # The type is the quick look; the other asks an abstract base class.
-                    if type(value) is CoroutineType or inspect.isawaitable(value):
-                        value = await cast("Awaitable[object]", value)
-                    call.result = value
-            return call.result
-
+        # No closure: its cells would be a quarter of all objects that a waiting call keeps alive.
+        work = partial(self._carried_out, fn, wants_call, key, chosen, args, known, entries)
         if chosen.effect is Effect.READ:
             return await work()
         where = tuple([(entry.token, entry.seq) for entry in entries])
@@ -422,6 +415,25 @@ class Run:
         except BaseException as error:
             mark_left(error)
             raise
+
+    async def _carried_out(
+        self,
+        fn: Callable[..., Awaitable[Any]],
+        wants_call: bool,
+        key: ReceiptKey,
+        chosen: CallOptions,
+        args: object,
+        known: Entry | None,
+        entries: tuple[SessionEntry, ...],
+    ) -> Any:
+        async with self._call(key, chosen, args, known, False, entries) as call:
+            if not call.replayed:
+                value: object = fn(call) if wants_call else fn()
+                # The type is the quick look; the other asks an abstract base class.
+                if type(value) is CoroutineType or inspect.isawaitable(value):
+                    value = await cast("Awaitable[object]", value)
+                call.result = value
+        return call.result
 
     def _options_of(self, options: dict[str, Any]) -> CallOptions:
         if not options and self._plain is not None:

@@ -412,7 +412,7 @@ async def test_every_await_of_an_execution_of_its_own(near, nc, namespace):
     driven = []
 
     def factory(loop, coroutine, **kwargs):
-        if getattr(coroutine, "__qualname__", "").endswith("execute.<locals>.work"):
+        if getattr(coroutine, "__qualname__", "").endswith("Run._carried_out"):
             steps = Steps(coroutine, None, lambda count: count == at and caller.cancel())
             driven.append(steps)
             coroutine = drive(steps)
