@@ -248,19 +248,23 @@ class Attempts:
                 if recorded is not None:
                     return recorded
             try:
-                seen = await self._look_past(attempt, write.expected, pace, outcome.entry)
+                seen = await self._look_past(attempt, write.expected, pace, outcome.entry) or seen
             except InDoubt as failure:
                 raise NotClaimed(attempt.key, str(failure)).because(failure.cause) from failure.cause
 
-    async def _look_past(self, attempt: Attempt, revision: int, pace: Pace, entry: Entry | None = None) -> Seen:
-        """What overtook a write on ``revision``. A read that does not show it is stale, so it is read again."""
+    async def _look_past(self, attempt: Attempt, revision: int, pace: Pace, entry: Entry | None = None) -> Seen | None:
+        """What overtook a write on ``revision``; None, after a pause: that cannot be seen, so write again.
+
+        Either the read is stale and the write is refused again, or who refused it was: a deposed leader, that has not
+        heard of the revision that the write expects. Raises `InDoubt` at the pace's deadline.
+        """
         seen = seen_of(self.name_of(attempt.key), attempt.key, entry) if entry else await self.look(attempt, pace)
-        while seen is None or seen.revision <= revision:
-            if pace.over:
-                raise InDoubt(Unreachable("the server refused a write as overtaken, and reads do not show by what"))
-            await pace.pause()
-            seen = await self.look(attempt, pace)
-        return seen
+        if seen is not None and seen.revision > revision:
+            return seen
+        if pace.over:
+            raise InDoubt(Unreachable("the server refused a write as overtaken, and reads do not show by what"))
+        await pace.pause()
+        return None
 
     async def _send_claim(
         self, attempt: Attempt, write: Write, pace: Pace, *, doubt: bool = False
@@ -468,7 +472,7 @@ class Attempts:
                 self._note(self.hooks, attempt, "renew", outcome)
             if isinstance(outcome, Overtaken):
                 seen = await self._look_past(attempt, write.expected, pace, outcome.entry)
-                if not self._rebase(attempt, seen, late=False):
+                if seen is not None and not self._rebase(attempt, seen, late=False):
                     return Lost(seen)
                 continue
             if outcome.entry is None:
@@ -545,6 +549,8 @@ class Attempts:
                     return None
                 continue  # that was an earlier word on this attempt (ambiguous, over its thread); now the last one
             seen = await self._look_past(attempt, write.expected, pace)
+            if seen is None:
+                continue
             if self._completed_by(attempt, seen) and not self.resolved_for(attempt, seen):
                 attempt.found(seen.record, seen.revision)
                 return None

@@ -160,7 +160,7 @@ async def patiently(pace: Pace, ask: Callable[[float], Awaitable[_T]]) -> _T:
 class _Sending:
     """The sends of one write: same bytes, same expected revision, and what is known of them so far."""
 
-    __slots__ = ("_bucket", "_first", "_known", "_known_before", "_pace", "cause", "conflict", "doubt", "sent")
+    __slots__ = ("_bucket", "_first", "_known", "_known_before", "_pace", "cause", "doubt", "sent")
 
     def __init__(self, bucket: Bucket, *, pace: Pace, doubt: bool, known: int, sent: float) -> None:
         self._bucket = bucket
@@ -172,8 +172,6 @@ class _Sending:
         self.sent = sent
         self.doubt = doubt
         """Whether an earlier send may have been stored, or may yet be."""
-        self.conflict = False
-        """Whether the last send was refused with 10071."""
         self.cause: Exception | None = None
 
     def take(self, outcome: Outcome) -> Landed | Overtaken | None:
@@ -182,7 +180,6 @@ class _Sending:
             if outcome.revision <= self._known:
                 raise self._bucket.replaced(f"it gave sequence {outcome.revision} after {self._known}")
             return Landed(outcome.revision, self.sent, doubt=self.doubt)
-        self.conflict = isinstance(outcome, Conflict)
         if isinstance(outcome, Conflict):
             if self._first:
                 return Overtaken(None)
@@ -254,8 +251,9 @@ async def advance(
                     if entry is not None and is_mine(entry):
                         return sending.read_back(entry, value)
                     return Overtaken(entry, doubt=True)
-                # Older than what this writer saw, or older than what refused it: a stale read, so read again.
-                look_first = revision < expected or sending.conflict
+                # Older than what this writer saw: a stale read, so read again. (After a refusal it is sent again all
+                # the same: a deposed leader refuses what it has not heard of, and a write behind a fence does no harm.)
+                look_first = revision < expected
         await pace.pause()
         outcome = None if look_first else await bucket.put(key, value, expected=expected, timeout=pace.next_try())
 
@@ -298,9 +296,6 @@ async def report(
                     if expected == 0 or await bucket.keeps(key, expected, timeout=pace.next_try()):
                         return Overtaken(None, doubt=True)
                     raise HistoryDropped(sending.cause)
-                # A conflict says that something follows the expected revision, and this read did not show it:
-                # the read was stale, so read again rather than send.
-                look_first = sending.conflict
             except Unreachable as error:
                 sending.cause = sending.cause or error
                 look_first = True

@@ -346,12 +346,14 @@ class SessionStore:
         return entry
 
     async def _missed(self, pace: Pace) -> tuple[SessionEntry, ...]:
-        """What came before a refused append; nothing where all that was read has expired meanwhile.
+        """What came before a refused append; nothing: append again.
 
-        A read that does not show why is stale, so it is read again.
+        Then all that was read has expired meanwhile, or the read is stale, or who refused was: a deposed leader, that
+        has not heard of the entry that the append expects.
         """
         before = self._expected
-        while not (missed := await self._catch_up(pace)) and self._expected == before:
+        missed = await self._catch_up(pace)
+        if not missed and self._expected == before:
             if pace.over:
                 raise Unreachable(
                     f"session {self.key}: the server refused an append as overtaken, and reads do not show by what; "

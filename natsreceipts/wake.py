@@ -47,7 +47,7 @@ from natsreceipts.errors import (
     UnsupportedRecord,
     brief,
 )
-from natsreceipts.fence import newest, patiently
+from natsreceipts.fence import clock, newest
 from natsreceipts.identity import ReceiptKey, args_hash
 from natsreceipts.reconcile import ReconcileReport, RecoveredCall, closable
 from natsreceipts.seen import Seen, seen_of
@@ -234,10 +234,7 @@ class Waker:
         told: dict[str, _Told] = {}
         if found:
             buckets = {bucket.name: bucket for bucket in map(self._bucket.of, found)}
-            clocks = await all_of(
-                patiently(self._pace(), lambda timeout, bucket=bucket: bucket.clock(timeout=timeout))
-                for bucket in buckets.values()
-            )
+            clocks = await all_of(clock(bucket, self._pace()) for bucket in buckets.values())
             now = dict(zip(buckets, clocks, strict=True))
             await all_of(map(self._look, found.values()))
             await self._refuse_if_busy(found.values())
@@ -289,10 +286,15 @@ class Waker:
         if evidence.said in ("erased", "unreadable"):
             return self._unproven(case, f"its receipt is {evidence.said}")
         if seen is None or seen.record.status == "withdrawn":
-            for each in evidence.cases:
-                if doubt := await self._doubt(each, self._bucket.of(evidence.key.kv_key), now):
-                    return self._unproven(case, doubt)
+            if doubt := await self._doubts(evidence, now):
+                return self._unproven(case, doubt)
             await self._fence(evidence, position)
+            bucket = self._bucket.of(evidence.key.kv_key)
+            if bucket.retention:
+                # What time it is now: this process may have been frozen since it asked, until a receipt expired.
+                now = await clock(bucket, self._pace())
+                if doubt := await self._doubts(evidence, now):
+                    return self._unproven(case, doubt)
             why = "no attempt was ever made, and from before this none can be made any more"
             return _Told(why, reason=CloseReason.NEVER_STARTED)
         record = seen.record
@@ -333,6 +335,13 @@ class Waker:
         except CorruptRecord as error:
             evidence.said = "unreadable"
             return self._unproven(evidence.cases[0], str(error))
+
+    async def _doubts(self, evidence: _Evidence, now: Clock) -> str:
+        bucket = self._bucket.of(evidence.key.kv_key)
+        for case in evidence.cases:
+            if doubt := await self._doubt(case, bucket, now):
+                return doubt
+        return ""
 
     async def _doubt(self, case: _Case, bucket: Bucket, now: Clock) -> str:
         """Why it proves nothing that there is no attempt; empty where it does."""

@@ -2,7 +2,7 @@
 
     python many_calls.py URL NAMESPACE CALLS
 
-Half of the bodies wait until all that wait are open; some fail in ways that have a name. Prints what came of it as JSON.
+Half of the bodies wait until all that wait are open; some fail in ways that have a name. Prints what came of it, JSON.
 """
 
 from __future__ import annotations

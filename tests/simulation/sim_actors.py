@@ -7,10 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sim_judge import Asked, BodyFailed
+from sim_keys import RUN, TENANT, TOOL, arguments, kv_key
 
 from natsreceipts.decision import Landed, NotLanded
-from natsreceipts.errors import NatsReceiptsError, NotApplied
-from natsreceipts.identity import args_hash, key_token
+from natsreceipts.errors import NatsReceiptsError, NotApplied, ReceiptErased
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,36 +22,7 @@ if TYPE_CHECKING:
     from natsreceipts.guard import Call
     from natsreceipts.run import Run
 
-__all__ = [
-    "RECEIPT_ACTS",
-    "RUN",
-    "TENANT",
-    "TOOL",
-    "arguments",
-    "kv_key",
-    "make_call",
-    "settle_by_hand",
-    "verifier",
-]
-
-TENANT, RUN, TOOL = "acme", "order", "send"
-
-
-def arguments(number: int) -> dict[str, Any]:
-    """The arguments of the call that a plan names by a number."""
-    return {"to": number}
-
-
-_KEYS: dict[int, str] = {}
-
-
-def kv_key(number: int) -> str:
-    """The KV key of that call."""
-    if number not in _KEYS:
-        parts = (key_token(TENANT), key_token(RUN), key_token(TOOL), args_hash(arguments(number)))
-        _KEYS[number] = ".".join(parts)
-    return _KEYS[number]
-
+__all__ = ["RECEIPT_ACTS", "make_call", "settle_by_hand", "verifier"]
 
 # ---------------------------------------------------------------- bodies
 
@@ -254,10 +225,13 @@ async def settle_by_hand(process: Process, toolkit: Any, key: str, *, running: b
     world = process.world
     try:
         receipt = await toolkit.receipts.get(key)
+        if receipt is None or receipt.status not in ("ambiguous", "running", "failed"):
+            return "nothing to settle"
+        revision, status = receipt.revision, receipt.status
+    except ReceiptErased as error:
+        revision, status = error.revision, "erased"
     except NatsReceiptsError as error:
         return type(error).__name__
-    if receipt is None or receipt.status not in ("ambiguous", "running", "failed"):
-        return "nothing to settle"
     await process.sleep(0.5)
     verdict = world.outside.verdict(key)
     said: dict[str, Any] = {"not_applied": True}
@@ -267,11 +241,9 @@ async def settle_by_hand(process: Process, toolkit: Any, key: str, *, running: b
         return "not known"
     world.resolutions += 1
     by = f"{process.name} {world.resolutions}"
-    world.note(f"{process.name}: looked at revision {receipt.revision} ({receipt.status}), says {verdict}")
+    world.note(f"{process.name}: looked at revision {revision} ({status}), says {verdict}")
     outcome = await process.host(
-        toolkit.receipts.resolve(
-            key, revision=receipt.revision, by=by, reason="looked", even_if_running=running, **said
-        )
+        toolkit.receipts.resolve(key, revision=revision, by=by, reason="looked", even_if_running=running, **said)
     )
     world.note(f"{process.name}: gets {type(outcome).__name__}: {outcome}"[:200])
     if not isinstance(outcome, asyncio.CancelledError):

@@ -19,6 +19,7 @@ from natsreceipts.errors import (
     LeaseLost,
     NotClaimed,
     NotRecorded,
+    ReceiptErased,
     Unreachable,
 )
 from natsreceipts.payload import unpack
@@ -87,10 +88,23 @@ class Judge:
         """Key, token, why, and what may never be on record of this attempt by its own word."""
         self.unsettled: dict[str, str] = {}
         """Who was told that nothing of theirs was settled: ``by`` and why."""
+        self._erased: dict[str, int] = {}
+        """By key the revision of the newest marker that somebody put there."""
+        self._lapsed: set[str] = set()
+        """Keys of which everything expired at some time."""
         self._before: set[str] = set()
         """The attempts of a bucket that was replaced."""
         self.told_never: dict[tuple[str, str], int] = {}
         """By key and session the position up to which a model was told that no call was started."""
+
+    def expired(self, key: str) -> None:
+        """Nothing is kept of a receipt any more: its call may be executed again, and all that was said is over."""
+        for mine in (self.chains, self._world.outside.deeds):
+            mine.pop(key, None)
+        self._never = [each for each in self._never if each[0] != key]
+        self._kept = {who: result for who, result in self._kept.items() if who[1] != key}
+        self.told_never = {who: position for who, position in self.told_never.items() if who[0] != key}
+        self._lapsed.add(key)
 
     def forget(self) -> None:
         """The bucket was replaced. All that is promised then: who knows of a higher sequence enters nothing on it."""
@@ -104,10 +118,17 @@ class Judge:
 
     def stored(self, entry: Entry, by: str) -> None:
         """A revision of a receipt was stored."""
+        if entry.erased:
+            self._erased[entry.key] = entry.revision
+            return
         record = ReceiptRecord.model_validate_json(entry.value)
         chain = self.chains.setdefault(entry.key, [])
         last = chain[-1][1] if chain else None
-        problem = self._illegal(entry.key, last, record, by) or self._too_soon(entry.key, last, record, by)
+        if self._erased.get(entry.key, 0) > (chain[-1][0] if chain else 0):
+            anew = record.resolved is not None and record.attempts == 1 and record.holder is None
+            problem = None if anew else "a receipt that was erased was written over, and by no resolver"
+        else:
+            problem = self._illegal(entry.key, last, record, by) or self._too_soon(entry.key, last, record, by)
         if record.write in self._writes:
             problem = problem or "a nonce of a write is used twice"
         self._writes.add(record.write)
@@ -116,6 +137,14 @@ class Judge:
         self._when[entry.revision] = self._world.loop.time()
         if problem and not self._world.replaced:
             self._world.fail(f"revision {entry.revision} by {by}: {problem}")
+
+    def lapsed(self, key: str) -> bool:
+        """Whether everything of a receipt expired at some time."""
+        return key in self._lapsed
+
+    def was_erased(self, key: str) -> bool:
+        """Whether somebody ever put a marker there."""
+        return key in self._erased
 
     def holders(self, key: str) -> list[str]:
         """The tokens of all attempts that ever held the call."""
@@ -273,7 +302,7 @@ class Judge:
 
     def told(self, asked: Asked, outcome: Any) -> None:
         """What the caller of a call gets. Only of processes that live."""
-        if self._world.replaced:
+        if self._world.replaced or asked.key in self._lapsed:
             return
         if asked.tokens:
             self._begun.add((asked.process, asked.key))
@@ -318,6 +347,11 @@ class Judge:
                 said = f"no record of this attempt says {outcome.status}"
         elif isinstance(outcome, (asyncio.CancelledError, Crashed)) or outcome is asked.raised is not None:
             pass
+        elif isinstance(outcome, ReceiptErased):
+            if asked.key not in self._erased:
+                said = "nobody erased it"
+            elif asked.deeds and not asked.shared:
+                said = "the effect was entered all the same"
         elif isinstance(outcome, Unreachable) and asked.tokens:
             pass  # its body asked for a recorded step, or to renew
         elif isinstance(outcome, BaseException):
@@ -329,7 +363,7 @@ class Judge:
 
     def settled(self, by: str, key: str, outcome: Any) -> None:
         """What a resolver was told: a receipt, StaleRevision, or that nothing was settled."""
-        if self._world.replaced:
+        if self._world.replaced or key in self._lapsed:
             return
         written = [at for at, record in self.chains.get(key, ()) if record.resolved and record.resolved.by == by]
         if isinstance(outcome, BaseException):

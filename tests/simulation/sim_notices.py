@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json
-from sim_actors import RUN
+from sim_keys import RUN
 
 from natsreceipts.errors import AlreadyConsumed, InvalidName, NoticeConflict, Unreachable
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from natsreceipts._jetstream import Entry
 
-__all__ = ["STALE", "NoticeJudge", "courier", "end_notices"]
+__all__ = ["NOTICE_ACTS", "STALE", "NoticeJudge", "end_notices"]
 
 STALE = "consume says from stale reads that nothing was filed"
 """Four reads of two servers, all of them from before the filing: reads prove nothing, and none is left to ask."""
@@ -87,11 +88,7 @@ async def courier(process: Process, actor: ActorPlan) -> None:
             outcome = await process.host(work)
             world.note(f"{process.name}: files r{number}, gets {outcome!r}"[:200])
             judge.filed(getattr(outcome, "key", ""), how["decision"], outcome, process.name)
-        waiting = await process.host(board.pending(run=RUN, addressee=_TO))
-        if isinstance(waiting, BaseException):
-            world.check(isinstance(waiting, Unreachable | asyncio.CancelledError), f"pending() raised {waiting!r}")
-            waiting = []
-        for notice in waiting:
+        for notice in await _pending(process, board):
             await _carry(process, board, notice, f"{actor.name}-{turn}")
         await process.sleep(how["pause"])
     await toolkit.close()
@@ -109,9 +106,52 @@ async def _carry(process: Process, board: Any, notice: Any, turn: str) -> None:
         await process.sleep(1.0)
 
 
+async def watcher(process: Process, actor: ActorPlan) -> None:
+    """Carries what a watch gives it, as it comes; after a crash first what it had taken before."""
+    toolkit = process.toolkit()
+    board = toolkit.notices
+    for notice in await _pending(process, board, by=actor.name):
+        await _carry(process, board, notice, actor.name)
+    seen: set[str] = set()
+    until = process.loop.time() + actor.how["seconds"]
+    async with contextlib.aclosing(board.watch(run=RUN, addressee=_TO)) as given:
+        while (left := until - process.loop.time()) > 0:
+            notice = await process.host(_next(given, left))
+            if notice is None or isinstance(notice, BaseException):
+                break
+            process.world.note(f"{process.name}: is given {notice.notice_id[:8]}")
+            process.world.check(notice.notice_id not in seen, f"{process.name} was given {notice.notice_id} twice")
+            seen.add(notice.notice_id)
+            await _carry(process, board, notice, actor.name)
+    await toolkit.close()
+
+
+async def _next(given: Any, within: float) -> Any:
+    try:
+        return await asyncio.wait_for(anext(given), within)
+    except TimeoutError:
+        return None
+
+
+async def _pending(process: Process, board: Any, **by: str) -> list[Any]:
+    waiting = await process.host(board.pending(run=RUN, addressee=_TO, **by))
+    if isinstance(waiting, BaseException):
+        allowed = isinstance(waiting, Unreachable | asyncio.CancelledError)
+        process.world.check(allowed, f"pending() raised {waiting!r}")
+        return []
+    return waiting
+
+
+NOTICE_ACTS = {"courier": courier, "watcher": watcher}
+
+
 async def end_notices(process: Process, board: Any) -> None:
-    """When the faults have ended: every notice is consumed."""
-    for notice in await board.list(run=RUN, addressee=_TO):
-        await _carry(process, board, notice, "last")
+    """When the faults have ended: a watch gives every notice that waits, and all of them are consumed."""
+    waiting = {notice.notice_id for notice in await board.pending(run=RUN, addressee=_TO)}
+    async with contextlib.aclosing(board.watch(run=RUN, addressee=_TO)) as given:
+        while (notice := await _next(given, 60.0)) is not None:
+            waiting.discard(notice.notice_id)
+            await _carry(process, board, notice, "last")
+    process.world.check(not waiting, f"a watch did not give what waits: {waiting}")
     left = await board.pending(run=RUN, addressee=_TO)
     process.world.check(not left, f"notices are left that nobody can consume: {left}")

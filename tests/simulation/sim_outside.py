@@ -42,6 +42,8 @@ class Outside:
     def __init__(self, world: World) -> None:
         self._world = world
         self.deeds: dict[str, list[Deed]] = {}
+        """Those that receipts vouch for: without what has expired."""
+        self.every: dict[str, list[Deed]] = {}
         self.entered = 0
 
     def enter(self, key: str, process: Process, token: str, claimed: int, session: str, seq: int) -> Deed:
@@ -52,6 +54,7 @@ class Outside:
         if self._world.plan.inline_limit < 1000:
             deed.result["text"] = "x" * 200
         self.deeds.setdefault(key, []).append(deed)
+        self.every.setdefault(key, []).append(deed)
         self._world.note(f"{process.name}: ENTERS the effect (deed {deed.number})")
         return deed
 
@@ -65,9 +68,9 @@ class Outside:
         """What somebody who looks, and is honest, can say: that it did not land only if it can no longer."""
         deeds = self.deeds.get(key, [])
         chain = self._world.judge.chains.get(key)
-        if self._world.replaced or not chain:
+        if self._world.replaced or not (chain or self._world.judge.was_erased(key)):
             return Unknown()
-        newest = chain[-1][1]
+        newest = chain[-1][1] if chain else None
         landed = [deed for deed in deeds if deed.state == "landed"]
         if landed:
             return Landed(landed[-1].result)
@@ -80,6 +83,7 @@ class Outside:
                 continue
             if any(token in asked.tokens for asked in self._world.asked(key, owner)):
                 return Unknown()  # it is past its last check, and may begin any moment
-            if newest.status == "running" and newest.holder is not None and newest.holder.token == token:
+            erased = self._world.judge.was_erased(key) and not self._world.asked(key, owner)
+            if newest and newest.status == "running" and newest.holder and newest.holder.token == token and not erased:
                 return Unknown()  # its worker lives: it is to be stopped first
         return NotLanded()

@@ -29,7 +29,8 @@ class Event(NamedTuple):
     """Something that befalls an actor's process (at its request number ``op``), or (at ``at``) it or a stream."""
 
     what: str
-    """crash, pause, cancel or cut of an actor; outage, elect or replace of a stream."""
+    """crash, pause, cancel or cut of an actor; outage, elect, stuck or replace of a stream; erase or purge of a receipt
+    (at an actor's request, too)."""
     whom: str
     at: float = 0.0
     op: int = 0
@@ -42,7 +43,7 @@ class Event(NamedTuple):
     def __str__(self) -> str:
         when = f"at request {self.op} ({self.phase})" if self.op else f"at {self.at:.2f} s"
         length = f" for {self.length:.2f} s" if self.length else ""
-        return f"{self.what} of {self.whom} {when}{length}{f', clock {self.offset:+.0f} s' if self.offset else ''}"
+        return f"{self.what} of {self.whom} {when}{length}{f', clock {self.offset:+.1f} s' if self.offset else ''}"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class Plan:
     calm: frozenset[tuple[str, int]] = frozenset()
     replicas: int = 1
     history: int = 8
+    retention: float = 0.0
+    """Seconds that receipts are kept for; 0: for ever."""
     inline_limit: int = 256 * 1024
     silent_hints: bool = False
     keys: int = 1
@@ -71,7 +74,7 @@ class Plan:
         lines = [
             f"seed {self.seed}: replicas={self.replicas} history={self.history} lease={self.lease:g} keys={self.keys}",
             f"  rate={self.rate:.2f} body_rate={self.body_rate:.2f} inline_limit={self.inline_limit}",
-            f"  silent_hints={self.silent_hints}, {len(self.calm)} calm",
+            f"  silent_hints={self.silent_hints} retention={self.retention:g}, {len(self.calm)} calm",
             *(f"  {actor}" for actor in self.actors),
             *(f"  {event}" for event in self.events),
         ]
@@ -81,6 +84,9 @@ class Plan:
         """The plan with something else in it."""
         return replace(self, **changes)
 
+
+_HORIZON = 60.0
+"""Seconds that receipts are kept for where they expire: ten leases of 6 s, the least that is accepted."""
 
 _KINDS = ("workers", "workers", "workers", "mixed", "mixed", "session", "session", "session", "notices", "replaced")
 
@@ -100,7 +106,10 @@ def plan_of(seed: int, *, kind: str = "") -> Plan:
         actors = _workers(luck, keys, lease, mixed=kind == "mixed")
     names = [actor.name for actor in actors]
     replicas = luck.choice((1, 3, 3))
-    events = _events(luck, names, lease, replicas)
+    retention = _HORIZON if kind == "session" and lease == 6.0 and luck.random() < 0.5 else 0.0
+    events = _events(luck, names, lease, replicas, skew=_HORIZON / 50 if retention else 60.0)
+    if kind in ("workers", "mixed", "session") and not retention and luck.random() < 0.15:
+        events.append(_erasure(luck, names))
     if kind == "replaced":
         events.append(Event("replace", "receipts", at=round(12 * luck.random(), 3)))
     return Plan(
@@ -111,6 +120,7 @@ def plan_of(seed: int, *, kind: str = "") -> Plan:
         body_rate=luck.choice((0.0, 0.2, 0.5)),
         replicas=replicas,
         history=luck.choice((8, 8, 8, 8, 2, 1)),
+        retention=retention,
         inline_limit=luck.choice((256 * 1024,) * 7 + (450,)),
         silent_hints=luck.random() < 0.3,
         dialect=luck.choice(("neutral", "anthropic", "openai-chat")),
@@ -164,9 +174,10 @@ def _session_actors(luck: random.Random, keys: int, lease: float) -> list[ActorP
             "wakes": luck.random() < 0.8,
             "wait": luck.choice((0.0, 5.0, 30.0)),
             "door": luck.choice(("execute", "execute", "call", "thread")),
-            "pause": luck.choice((0.1, 3.0, lease * 1.5)),
+            "pause": luck.choice((0.1, 3.0, lease * 1.5, lease * 8)),
         }
-        for option, often in (("suspends", 0.1), ("verify", 0.2), ("unnamed", 0.1), ("leaves", 0.3)):
+        optional = {"suspends": 0.1, "verify": 0.2, "unnamed": 0.1, "leaves": 0.3, "branches": 0.15, "compacts": 0.15}
+        for option, often in optional.items():
             if luck.random() < often:
                 how[option] = True
         if luck.random() < 0.4:
@@ -192,7 +203,9 @@ def _session_actors(luck: random.Random, keys: int, lease: float) -> list[ActorP
 
 def _couriers(luck: random.Random) -> list[ActorPlan]:
     actors = []
-    for number in range(luck.choice((2, 2, 3))):
+    for number in range(luck.choice((0, 0, 1, 2))):
+        actors.append(ActorPlan(f"v{number + 1}", "watcher", _start(luck), {"seconds": luck.choice((5.0, 20.0, 60.0))}))
+    for number in range(luck.choice((1, 2, 2, 3))):
         how = {
             "times": luck.choice((1, 2, 4)),
             "files": [luck.randrange(2) for _ in range(luck.choice((0, 1, 2)))],
@@ -207,7 +220,16 @@ def _start(luck: random.Random) -> float:
     return round(luck.choice((0.0, 0.001, luck.random(), 10 * luck.random())), 3)
 
 
-def _events(luck: random.Random, names: list[str], lease: float, replicas: int) -> list[Event]:
+def _erasure(luck: random.Random, names: list[str]) -> Event:
+    """Somebody deletes the first receipt by hand, often just when another is about to write it."""
+    what = luck.choice(("erase", "erase", "purge"))
+    if luck.random() < 0.3:
+        return Event(what, "key 0", at=round(luck.choice((1, 10, 40)) * luck.random(), 3))
+    op = int(luck.expovariate(0.3)) + 1
+    return Event(what, luck.choice(names), op=op, phase=luck.choice(("before", "sent", "after")))
+
+
+def _events(luck: random.Random, names: list[str], lease: float, replicas: int, *, skew: float) -> list[Event]:
     events = []
     for _ in range(luck.choice((0, 1, 1, 2, 3))):
         what = luck.choice(("crash", "crash", "pause", "pause", "pause", "cancel", "cut"))
@@ -222,8 +244,8 @@ def _events(luck: random.Random, names: list[str], lease: float, replicas: int) 
         events.append(Event(what, whom, op=op, phase=luck.choice(("before", "sent", "after", "after")), length=length))
     for _ in range(luck.choice((0, 0, 1, 2))):
         stream = luck.choice(("receipts", "receipts", "sessions", "notices"))
-        what = "elect" if replicas > 1 and luck.random() < 0.7 else "outage"
-        offset = round(luck.uniform(-60, 60), 1) if what == "elect" else 0.0
+        what = "elect" if replicas > 1 and luck.random() < 0.6 else luck.choice(("outage", "stuck"))
+        offset = round(luck.uniform(-skew, skew), 1) if what == "elect" else 0.0
         length = round(luck.choice((luck.uniform(4, 10), luck.uniform(0.1, 2))), 2)
         events.append(
             Event(what, stream, at=round(luck.choice((1, 10, 40)) * luck.random(), 3), length=length, offset=offset)

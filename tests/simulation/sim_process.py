@@ -151,7 +151,7 @@ class Process:
     # ------------------------------------------------------------------ what befalls it
 
     def befall(self, what: str, length: float) -> None:
-        """One of crash, pause, cancel, cut."""
+        """One of crash, pause, cancel, cut; or somebody erases or purges a receipt at this moment."""
         if not self.alive:
             return
         self.world.note(f"{self.name}: {what}{f' for {length:.2f} s' if what in ('pause', 'cut') else ''}")
@@ -165,6 +165,8 @@ class Process:
                     task.cancel()
             case "cut":
                 self._cut(length)
+            case "erase" | "purge":
+                self.world.erase(what)
 
     def _crash(self) -> None:
         self.alive = False

@@ -56,7 +56,7 @@ class SimBucket(Client):
         self.name = stream.name
         self.high_water = stream.seq
         self.created = stream.created
-        self.retention = 0.0
+        self.retention = stream.retention
         self.replicas = stream.replicas
         self.closed = False
         self.max_payload = 1024 * 1024
@@ -124,8 +124,11 @@ class SimBucket(Client):
         future, key, value, expected, epoch, number, back, rival, late, deadline = args
         process, loop, stream = self._process, self._loop, self._stream
         answer: Outcome
-        if rival:
+        if rival or (stream.stuck_until > loop.time() and not stream.down):
             answer = RivalInFlight()
+        elif stream.deposed is not None and number % 2 and stream.behind(key, expected):
+            answer = Conflict()  # a deposed leader has not seen what this writer has, and says so at once
+            process.world.note(f"   a deposed server: {process.name} #{number} {answer}")
         elif stream.down or (stream.deposed is not None and number % 2):
             # No leader: it is refused, or it waits for one, or it is gone. To a deposed leader: it is gone.
             if stream.deposed is None and late:
@@ -142,8 +145,7 @@ class SimBucket(Client):
             answer = Accepted(revision) if revision else Conflict()
             if process.world.tracing:
                 process.world.note(f"   server: {process.name} #{number} {answer}")
-            for hint in stream.hints.get(key, ()):
-                hint.sign()
+            stream.sign(key)
         if back < 0:
             return
         if back == 0:

@@ -7,10 +7,11 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sim_actors import RUN, TENANT, TOOL, arguments, kv_key, make_call, settle_by_hand, verifier
+from sim_actors import make_call, settle_by_hand, verifier
+from sim_keys import RUN, TENANT, TOOL, arguments, kv_key
 from vendor_rules import RULES, Refused
 
-from natsreceipts.errors import AmbiguousCall, SessionBusy, SessionConflict, Unreachable
+from natsreceipts.errors import AmbiguousCall, InvalidSetting, ReceiptErased, SessionBusy, SessionConflict, Unreachable
 from natsreceipts.identity import key_token
 from natsreceipts.sessions import reconcile_interrupted_session
 from natsreceipts.transcript import tool_result_message
@@ -92,6 +93,16 @@ class Desk:
             await self.process.sleep(2.0)
         raise _Stopped
 
+    async def compact(self) -> None:
+        """Let a summary stand for what was so far; where a call has no result yet, that is refused."""
+        ids, outcome = await self._writing(self.log.compact(said_by_user("so far")))
+        if isinstance(outcome, InvalidSetting) and not ids:
+            return
+        self.world.session_judge.appended(self.key, ids, outcome, self.process, self.shown)
+        if isinstance(outcome, BaseException):
+            raise _Stopped
+        self.shown = outcome.seq
+
     async def wake(self, *, tries: int = 4, declared: bool = True) -> bool:
         """Wake the session, and again while it is busy."""
         effects = {TOOL: self.effect} if declared else None
@@ -151,7 +162,15 @@ async def _turn(desk: Desk, how: dict[str, Any], turn: int) -> None:
     desk.shown = loaded.last_seq
     if how["wakes"] and loaded.last_seq != desk.woken_at:
         raise _Stopped  # somebody has written since: that may be a call which is still to be closed
-    if not loaded.messages:
+    luck = process.mind.body_luck
+    if how.get("compacts") and turn and luck.random() < 0.5:
+        await desk.compact()
+    if how.get("branches") and loaded.entries and luck.random() < 0.4:
+        await desk.log.branch(luck.choice(loaded.entries))
+        if how["wakes"] and not await desk.wake():
+            raise _Stopped
+        await desk.append(partial(desk.log.append, said_by_user("rather so")))
+    elif not loaded.messages:
         await desk.append(partial(desk.log.append, said_by_user("go")))
     ids = [f"call_{n}" if how["reuses"] else f"{process.name}-{turn}-{n}" for n in range(len(how["calls"]))]
     calls = [(id_, arguments(number)) for id_, number in zip(ids, how["calls"], strict=True)]
@@ -239,7 +258,7 @@ async def end_session(process: Process, toolkit: Toolkit, session: str, keys: in
             outcome = await desk.call(number, entry, options, "execute")
             if not isinstance(outcome, BaseException):
                 break
-            if isinstance(outcome, AmbiguousCall):
+            if isinstance(outcome, AmbiguousCall | ReceiptErased):
                 await settle_by_hand(process, toolkit, kv_key(number))
             await process.sleep(5.0)
         world.check(not isinstance(outcome, BaseException), f"no end of call {number} without faults: {outcome!r}")

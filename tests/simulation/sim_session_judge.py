@@ -19,17 +19,25 @@ if TYPE_CHECKING:
 __all__ = ["SessionJudge"]
 
 
+class _Branch:
+    """What the chain up to an entry comes to."""
+
+    def __init__(self, before: _Branch | None) -> None:
+        self.sites: dict[str, int] = dict(before.sites) if before else {}
+        """Where the id of a call was called last."""
+        self.closes: dict[tuple[str, int, bool], str] = dict(before.closes) if before else {}
+        """Who wrote a result for a call by word of the log or a receipt: by id, site, and whether it is a real one."""
+        self.suspended: set[str] = set(before.suspended) if before else set()
+
+
 class _Log:
     """One session as it is on the server."""
 
     def __init__(self) -> None:
         self.entries: dict[str, int] = {}
         """Sequences by entry id."""
-        self.sites: dict[str, int] = {}
-        """Where the id of a call was called last."""
-        self.closes: dict[tuple[str, int, bool], str] = {}
-        """Who wrote a result for a call by word of the log or a receipt: by id, site, and whether it is a real one."""
-        self.suspended: set[str] = set()
+        self.branches: dict[str, _Branch] = {}
+        """By the id of the entry that they end in."""
         self.last = 0
         self.asked = 0
         """The sequence of the last entry that is no result of wake's or reconcile's."""
@@ -58,35 +66,36 @@ class SessionJudge:
         elif record.parent_id is None and log.entries:
             problem = "it begins anew in the middle of a log"
         log.entries[record.id] = entry.revision
+        branch = log.branches[record.id] = _Branch(log.branches.get(record.parent_id or ""))
         if record.close is not None or record.receipt is not None:
-            problem = problem or self._closes(entry, record, log, by)
+            problem = problem or self._closes(entry, record, log, branch, by)
         elif record.kind == "suspend":
-            log.suspended.update(record.body["toolCallIds"])
+            branch.suspended.update(record.body["toolCallIds"])
         elif record.kind == "resume":
-            log.suspended.difference_update(record.body["toolCallIds"])
+            branch.suspended.difference_update(record.body["toolCallIds"])
         elif record.kind == "message":
             for call in tool_calls_of(record.body, dialect=record.dialect):
-                log.sites[call.id] = entry.revision
-                log.suspended.discard(call.id)
+                branch.sites[call.id] = entry.revision
+                branch.suspended.discard(call.id)
         log.last = entry.revision
         if record.close is None and record.receipt is None:
             log.asked = entry.revision
         if problem:
             self._world.fail(f"entry {entry.revision} of {entry.key} by {by}: {problem}")
 
-    def _closes(self, entry: Entry, record: EntryRecord, log: _Log, by: str) -> str | None:
+    def _closes(self, entry: Entry, record: EntryRecord, log: _Log, branch: _Branch, by: str) -> str | None:
         call_id = record.close.tool_call_id if record.close is not None else record.receipt.tool_call_id  # type: ignore[union-attr]
-        site = log.sites.get(call_id)
+        site = branch.sites.get(call_id)
         if site is None:
             return f"it closes the call {call_id}, which nobody made"
-        if call_id in log.suspended:
+        if call_id in branch.suspended:
             return f"it closes the call {call_id}, which is suspended"
         # A close may be followed by what the call came to after all; a real result by nothing.
         real = record.close is None
-        before = log.closes.get((call_id, site, True)) or log.closes.get((call_id, site, real))
+        before = branch.closes.get((call_id, site, True)) or branch.closes.get((call_id, site, real))
         if before is not None:
             return f"it closes the call {call_id} of entry {site} again, as {before} did"
-        log.closes[call_id, site, real] = by
+        branch.closes[call_id, site, real] = by
         said = record.receipt
         if said is None:
             return None
@@ -97,7 +106,7 @@ class SessionJudge:
         never = record.close is not None and record.close.error_kind == ErrorKind.INTERRUPTED_NEVER_STARTED
         session = entry.key.partition(".")[2]
         if never or said.status in ("failed", "withdrawn"):
-            return self._withdraws(said, session, log.asked, never=never)
+            return self._withdraws(said, session, log.asked, site, never=never)
         if said.status == "completed" and record.close is None:
             found = dict(chain).get(said.revision)
             value = self._world.judge.value(found.result) if found is not None else None
@@ -106,14 +115,16 @@ class SessionJudge:
                 return f"it tells a result that revision {said.revision} does not hold"
         return None
 
-    def _withdraws(self, said: ReceiptSaid, session: str, position: int, *, never: bool) -> str | None:
+    def _withdraws(self, said: ReceiptSaid, session: str, position: int, site: int, *, never: bool) -> str | None:
         """The model is told that a call was not carried out: so it must not have been, and can no longer be."""
         judge = self._world.judge
         chain = judge.chains.get(said.key, [])
         if not any((record.fences or {}).get(session, -1) >= position for _, record in chain):
             return f"it says that a call was not carried out, and no fence stands at {position} or above"
-        for deed in self._world.outside.deeds.get(said.key, ()):
-            if deed.session == session and deed.seq <= position and never:
+        # An equal call of long ago may have been forgotten: its receipt has expired. This one's may not.
+        first = site if judge.lapsed(said.key) else 0
+        for deed in self._world.outside.every.get(said.key, ()):
+            if deed.session == session and first <= deed.seq <= position and never:
                 return f"it says that a call never started, whose effect was entered (deed {deed.number})"
         told = judge.told_never
         told[said.key, session] = max(told.get((said.key, session), 0), position)

@@ -22,6 +22,7 @@ _PLAIN = {
     "inline_limit": 256 * 1024,
     "silent_hints": False,
     "keys": 1,
+    "retention": 0.0,
 }
 
 
@@ -67,7 +68,7 @@ def _smaller(plan: Plan, report: Report) -> Iterator[Plan]:
             yield plan.but(actors=(*plan.actors[:i], once, *plan.actors[i + 1 :]))
 
 
-_OPTIONAL = ("timeout", "verify", "on_lost", "twice", "entered")
+_OPTIONAL = ("timeout", "verify", "on_lost", "twice", "entered", "branches", "compacts", "suspends", "stalls", "leaves")
 
 
 def printed(plan: Plan) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from sim_actors import RECEIPT_ACTS, RUN, TENANT, kv_key, make_call, settle_by_hand
-from sim_notices import courier, end_notices
+from sim_actors import RECEIPT_ACTS, make_call, settle_by_hand
+from sim_keys import RUN, TENANT, kv_key
+from sim_notices import NOTICE_ACTS, end_notices
 from sim_plan import ActorPlan
 from sim_session_actors import SESSION_ACTS, end_session
 
-from natsreceipts.errors import AmbiguousCall
+from natsreceipts.errors import AmbiguousCall, ReceiptErased
 
 if TYPE_CHECKING:
     from sim_judge import Asked
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["story"]
 
-_ACTS = {**RECEIPT_ACTS, **SESSION_ACTS, "courier": courier}
+_ACTS = {**RECEIPT_ACTS, **SESSION_ACTS, **NOTICE_ACTS}
 
 
 async def finisher(process: Process, actor: ActorPlan) -> None:
@@ -50,7 +51,7 @@ async def finisher(process: Process, actor: ActorPlan) -> None:
             _, outcome = await world.ask(process, kv_key(number), None, work)
             if not isinstance(outcome, BaseException):
                 break
-            if isinstance(outcome, AmbiguousCall):
+            if isinstance(outcome, AmbiguousCall | ReceiptErased):
                 await settle_by_hand(process, toolkit, kv_key(number))
             await process.sleep(5.0)
         world.check(not isinstance(outcome, BaseException), f"no end of call {number} without faults: {outcome!r}")

@@ -33,12 +33,14 @@ class _Leader(NamedTuple):
 class Stream:
     """One stream. Times are the leader's, nanoseconds since the epoch."""
 
-    def __init__(self, loop: VirtualLoop, name: str, *, history: int, replicas: int) -> None:
+    def __init__(self, loop: VirtualLoop, name: str, *, history: int, replicas: int, retention: float = 0.0) -> None:
         self._loop = loop
         self.name = name
         self.history = history
         """Revisions kept of a key; 0: all."""
         self.replicas = replicas
+        self.retention = retention
+        """Seconds until a revision expires, on the leader's clock; 0: never."""
         self.log: list[Entry] = []
         self.keys: dict[str, list[Entry]] = {}
         self.at: list[float] = []
@@ -46,7 +48,16 @@ class Stream:
         self.seq = 0
         self.created = self._now(0.0) - 3600 * _SECOND
         self.hints: dict[str, list[SimHint]] = {}
+        """By key, or pattern of keys."""
         self.on_stored: Callable[[Entry, str], None] = lambda entry, by: None
+        self.on_expired: Callable[[str], None] = lambda key: None
+        """Told of a key of which nothing is kept any more."""
+        self.stuck_until = 0.0
+        """Until when a rival's write is in flight that never commits (10164)."""
+        self._purged: dict[str, int] = {}
+        """By key the sequence of the last purge: what was before it is gone."""
+        self._expired = 0
+        """How many entries of the log have expired."""
         self.elections = 0
         self._leader = _Leader(0.0, self.created if replicas > 1 else 0)
         self._deposed: tuple[_Leader, int] | None = None
@@ -88,6 +99,12 @@ class Stream:
             return None
         return self._deposed[1]
 
+    def behind(self, key: str, expected: int) -> bool:
+        """Whether a deposed leader that still answers knows another last revision of a key than the expected one."""
+        upto = self.deposed
+        newest = self.newest(key, upto) if upto is not None else None
+        return upto is not None and (newest.revision if newest is not None else 0) != expected
+
     def clock(self, *, deposed: bool) -> Clock:
         """What a leader's clock shows, and since when it leads."""
         leader = self._deposed[0] if deposed and self._deposed is not None else self._leader
@@ -96,6 +113,7 @@ class Stream:
     def replace(self) -> None:
         """Somebody deletes the stream, and makes it again: empty, and its sequences begin anew."""
         self.keys, self.log, self.at, self.seq = {}, [], [], 0
+        self._purged, self._expired = {}, 0
         self.created = self._now(self._leader.offset)
         self._deposed = None
 
@@ -103,18 +121,47 @@ class Stream:
 
     def store(self, key: str, value: bytes, expected: int, by: str) -> int:
         """The revision under which it is stored; 0: the key's last revision is not the expected one."""
-        revisions = self.keys.get(key)
-        if revisions is None:
-            revisions = self.keys[key] = []
-        if (revisions[-1].revision if revisions else 0) != expected:
+        newest = self.newest(key, self.seq)
+        if expected >= 0 and (newest.revision if newest is not None else 0) != expected:
             return 0
+        return self._add(key, value, by, erased=False)
+
+    def erase(self, key: str, *, purge: bool) -> None:
+        """Somebody deletes a key by hand: a marker is stored, whatever stood there; a purge drops all before it."""
+        self._add(key, b"", "somebody", erased=True)
+        if purge:
+            self._purged[key] = self.seq
+
+    def _add(self, key: str, value: bytes, by: str, *, erased: bool) -> int:
         self.seq += 1
-        entry = Entry(key, self.seq, _stamp(self._now(self._leader.offset)), value, erased=False)
-        revisions.append(entry)
+        entry = Entry(key, self.seq, _stamp(self._now(self._leader.offset)), value, erased=erased)
+        self.keys.setdefault(key, []).append(entry)
         self.log.append(entry)
         self.at.append(self._loop.time())
         self.on_stored(entry, by)
         return self.seq
+
+    def sign(self, key: str) -> None:
+        """Something was published to a key."""
+        for pattern, hints in self.hints.items():
+            if hints and (pattern == key or _matches(pattern.split("."), key)):
+                for hint in hints:
+                    hint.sign()
+
+    def _expire(self) -> None:
+        """Drop what is older than the retention. The oldest go first, and nothing comes back with another clock."""
+        if not self.retention:
+            return
+        oldest = self._now(self._leader.offset) - int(self.retention * _SECOND)
+        while self._expired < len(self.log) and self.log[self._expired].time <= oldest:
+            entry = self.log[self._expired]
+            self._expired += 1
+            revisions = self.keys.get(entry.key, [])
+            while revisions and revisions[0].revision <= entry.revision:
+                del revisions[0]
+            if not revisions and entry.key in self.keys:
+                del self.keys[entry.key]
+                self.on_expired(entry.key)
 
     # ------------------------------------------------------------------ reading
 
@@ -124,13 +171,17 @@ class Stream:
 
     def kept(self, key: str, upto: int) -> list[Entry]:
         """The revisions of a key that are kept in the log up to a sequence."""
+        self._expire()
         revisions = self.keys.get(key, [])
         if upto < self.seq:
             revisions = [entry for entry in revisions if entry.revision <= upto]
+        if 0 < self._purged.get(key, 0) <= upto:
+            revisions = [entry for entry in revisions if entry.revision >= self._purged[key]]
         return revisions[-self.history :] if self.history else revisions
 
     def newest(self, key: str, upto: int) -> Entry | None:
         """The newest revision of a key in the log up to a sequence."""
+        self._expire()
         for entry in reversed(self.keys.get(key, ())):
             if entry.revision <= upto:
                 return entry
@@ -141,12 +192,12 @@ class Stream:
         if "*" not in pattern and ">" not in pattern:
             return [pattern] if pattern in self.keys else []
         wanted = pattern.split(".")
-        found = []
-        for key in self.keys:
-            tokens = key.split(".")
-            if len(tokens) == len(wanted) and all(w in ("*", t) for w, t in zip(wanted, tokens, strict=True)):
-                found.append(key)
-        return found
+        return [key for key in self.keys if _matches(wanted, key)]
+
+
+def _matches(wanted: list[str], key: str) -> bool:
+    tokens = key.split(".")
+    return len(tokens) == len(wanted) and all(w in ("*", t) for w, t in zip(wanted, tokens, strict=True))
 
 
 def _stamp(when: int) -> str:

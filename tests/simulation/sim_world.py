@@ -7,6 +7,7 @@ import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim_client import SimObjects
+from sim_keys import kv_key
 from sim_judge import Asked, Judge
 from sim_loop import OUTSIDE, Stuck, VirtualLoop
 from sim_notices import NoticeJudge
@@ -89,8 +90,11 @@ class World:
         self.session_judge = SessionJudge(self)
         self.notice_judge = NoticeJudge(self)
         self.outside = Outside(self)
-        self.receipts = Stream(self.loop, "receipts", history=plan.history, replicas=plan.replicas)
+        self.receipts = Stream(
+            self.loop, "receipts", history=plan.history, replicas=plan.replicas, retention=plan.retention
+        )
         self.receipts.on_stored = self.judge.stored
+        self.receipts.on_expired = self.judge.expired
         self.sessions = Stream(self.loop, "SESSIONS", history=0, replicas=plan.replicas)
         self.notices = Stream(self.loop, "notices", history=8, replicas=plan.replicas)
         self.sessions.on_stored = self.session_judge.stored
@@ -139,7 +143,7 @@ class World:
 
     def describe(self, stream: Stream, key: str, value: bytes) -> str:
         """A write in a few words."""
-        if stream is self.notices:
+        if stream is self.notices or not value:
             return key
         if stream is self.sessions:
             entry = read_entry(stream.name, key, 0, value)
@@ -203,6 +207,10 @@ class World:
             self.judge.forget()
         elif stream is not None and event.what == "outage":
             stream.outage(event.length)
+        elif stream is not None and event.what == "stuck":
+            stream.stuck_until = self.loop.time() + event.length
+        elif event.what in ("erase", "purge"):
+            self.erase(event.what)
         elif stream is not None:
             stream.elect(event.length, event.offset, 7.0)
         elif event.whom in self.processes:
@@ -222,6 +230,12 @@ class World:
                 process.ended.cancel()
                 return
             await asyncio.sleep((0.01, 2.0, 20.0)[process.mind.ops % 3])
+
+    def erase(self, what: str) -> None:
+        """Somebody deletes the first receipt by hand."""
+        self.note(f"   somebody: {what} of {kv_key(0)}")
+        self.receipts.erase(kv_key(0), purge=what == "purge")
+        self.receipts.sign(kv_key(0))
 
     def quiet(self) -> None:
         """No more faults."""
