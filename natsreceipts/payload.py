@@ -26,6 +26,7 @@ import decimal
 import enum
 import math
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
@@ -45,6 +46,9 @@ record around the value takes some of them."""
 
 _JSON_BITS = 4000
 """Longer ints go to MessagePack: JSON readers refuse more than some thousand digits (pydantic and Python: 4,300)."""
+
+_DEEPEST = 16
+"""Sets within sets: msgpack unpacks each of them in a frame of its own on the stack of C, which is soon full."""
 
 _WIDE = 1 << 63
 
@@ -183,9 +187,15 @@ def pack(value: object) -> bytes:
 
 def unpack(data: bytes) -> Any:
     """The value that `pack` was given. Raises ValueError where the bytes are not MessagePack of ours."""
+    return _unpacked(data, _DEEPEST)
+
+
+def _unpacked(data: bytes, deeper: int) -> Any:
+    """``deeper``: how many extensions may stand in one another below. (Too many would overflow the stack of C.)"""
+    hook = partial(_from_extension, deeper)
     try:
-        return _unpackb(data, raw=False, strict_map_key=False, ext_hook=_from_extension, unicode_errors="surrogatepass")
-    except (ValueError, TypeError, ArithmeticError, msgpack.UnpackException) as error:
+        return _unpackb(data, raw=False, strict_map_key=False, ext_hook=hook, unicode_errors="surrogatepass")
+    except (ValueError, TypeError, ArithmeticError, RecursionError, msgpack.UnpackException) as error:
         raise ValueError(f"not a MessagePack value of a known kind: {error}") from error
 
 
@@ -214,13 +224,15 @@ def _extension(value: object) -> object:
     return msgpack.ExtType(code, text.encode())
 
 
-def _from_extension(code: int, data: bytes) -> object:
+def _from_extension(deeper: int, code: int, data: bytes) -> object:
+    if not deeper:
+        raise ValueError("it is nested too deeply")
     if code == _EXT_SET:
-        return set(unpack(data))
+        return set(_unpacked(data, deeper - 1))
     if code == _EXT_FROZENSET:
-        return frozenset(unpack(data))
+        return frozenset(_unpacked(data, deeper - 1))
     if code == _EXT_DELTA:
-        days, seconds, microseconds = unpack(data)
+        days, seconds, microseconds = _unpacked(data, deeper - 1)
         return dt.timedelta(days, seconds, microseconds)
     text = data.decode()
     if code == _EXT_INT:

@@ -20,8 +20,8 @@ from pydantic_core import from_json, to_json
 from natsreceipts.decision import Effect
 from natsreceipts.dialects.base import ErrorKind  # noqa: TC001 - pydantic reads it
 from natsreceipts.errors import CorruptRecord, NatsReceiptsError, UnsupportedRecord
-from natsreceipts.identity import ReceiptKey
-from natsreceipts.payload import normal_form, pack, unpack
+from natsreceipts.identity import ReceiptKey, split_kv_key
+from natsreceipts.payload import NotEncodable, normal_form, pack, unpack
 
 __all__ = [
     "CloseInfo",
@@ -46,6 +46,9 @@ __all__ = [
 ]
 
 Status = Literal["running", "completed", "failed", "ambiguous", "withdrawn"]
+
+_SAFE = 2**53 - 1
+"""The largest whole number that a record holds: what JavaScript reads exactly, too."""
 
 _ERROR_TEXT = 2000
 """Characters of an error's message that a record keeps."""
@@ -115,7 +118,10 @@ def encode_payload(value: object) -> tuple[bytes, Any]:
     if json_holds:
         return b'{"json":%b}' % to_json(plain), plain
     packed = pack(plain)
-    return b'{"msgpack":"%b"}' % base64.b64encode(packed), unpack(packed)
+    try:
+        return b'{"msgpack":"%b"}' % base64.b64encode(packed), unpack(packed)
+    except ValueError as error:
+        raise NotEncodable(f"it could not be read back: {error}") from error
 
 
 class Holder(_Wire):
@@ -190,8 +196,8 @@ class ReceiptRecord(_Wire):
     tool_name: str
     args_hash: str
     effect: Effect | None = None
-    attempts: int = Field(ge=0)
-    lease_ms: int | None = Field(default=None, ge=1)
+    attempts: int = Field(ge=0, le=_SAFE)
+    lease_ms: int | None = Field(default=None, ge=1, le=_SAFE)
     holder: Holder | None = None
     args: Payload | None = None
     steps: dict[str, Payload] | None = None
@@ -277,7 +283,7 @@ def quick_result(key: ReceiptKey, revision: int, value: bytes) -> Recorded | Non
             and record["runId"] == key.run
             and record["tenantId"] == key.tenant
             and type(record["attempts"]) is int
-            and record["attempts"] > 0
+            and 0 < record["attempts"] <= _SAFE
             and len(result) == 1
         )
         return Recorded(result["json"], record["attempts"], revision) if plainly else None
@@ -305,9 +311,9 @@ class ReceiptSaid(_Wire):
     tool_call_id: str
     tool_name: str
     key: str
-    revision: int = Field(ge=0)
+    revision: int = Field(ge=0, le=_SAFE)
     status: str
-    attempts: int = Field(ge=0)
+    attempts: int = Field(ge=0, le=_SAFE)
 
 
 class EntryRecord(_Wire):
@@ -337,14 +343,25 @@ class EntryRecord(_Wire):
 
 
 def read_entry(stream: str, key: str, seq: int, value: bytes) -> EntryRecord:
-    """Read one entry of the session ``key`` (``<tenant>.<session>``). Raises `UnsupportedRecord`, `CorruptRecord`."""
+    """Read one entry of the session ``key`` (``<tenant>.<session>``). Raises `UnsupportedRecord`, `CorruptRecord`.
+
+    An entry that names a receipt of another tenant is corrupt: who may write a log is not let into others' receipts.
+    """
     try:
-        return EntryRecord.model_validate_json(value)
+        record = EntryRecord.model_validate_json(value)
     except pydantic.ValidationError as error:
         version = _version(value)
         if type(version) is int and version > 1:
             raise UnsupportedRecord(stream, key, seq, version, of_session=True) from error
         raise CorruptRecord(stream, key, seq, _first_problem(error), of_session=True) from error
+    if record.receipt is not None:
+        try:
+            tenant = split_kv_key(record.receipt.key)[0]
+        except NatsReceiptsError as error:
+            raise CorruptRecord(stream, key, seq, f"its receipt: {error}", of_session=True) from error
+        if tenant != key.partition(".")[0]:
+            raise CorruptRecord(stream, key, seq, "its receipt is one of another tenant", of_session=True)
+    return record
 
 
 def _version(value: bytes) -> object:

@@ -59,7 +59,7 @@ def load(name: str) -> dict[str, str]:
         raise Failure(
             f"context {name!r} is unknown ({path} is not there; known: {there}): see `nats context ls`", Exit.USAGE
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Failure(f"context {name!r} cannot be read from {path}: {error}", Exit.USAGE) from error
     if not isinstance(found, dict):
         raise Failure(f"context {name!r} cannot be read from {path}: it is no JSON object", Exit.USAGE)
@@ -110,5 +110,5 @@ def secret(what: str, reference: str, *, literal: bool) -> str:
         return Path(expanded(reference)).read_text(encoding="utf-8")
     except KeyError as error:
         raise Failure(f"{what}: the environment has no variable {error.args[0]}", Exit.USAGE) from error
-    except (OSError, ValueError, binascii.Error) as error:
+    except (OSError, ValueError, RuntimeError, binascii.Error) as error:  # RuntimeError: ~ of a user that is not there
         raise Failure(f"{what} cannot be read: {error}", Exit.USAGE) from error

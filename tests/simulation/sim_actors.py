@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from sim_judge import Asked, BodyFailed
 from sim_keys import RUN, TENANT, TOOL, arguments, kv_key
 
 from natsreceipts.decision import Landed, NotLanded
-from natsreceipts.errors import NatsReceiptsError, NotApplied, ReceiptErased
+from natsreceipts.errors import LeaseLost, NatsReceiptsError, NotApplied, ReceiptErased
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +40,7 @@ class _Fate:
         luck = mind.body_luck.random
         odd, kind, before, after, length, late = (luck() for _ in range(6))
         self.kind, self.length, self.before, self.after, self.late = "ok", 0.01 + length * length, "", "", 0.0
+        self.renews_aside = False
         if odd >= world.body_rate or (mind.name, -mind.bodies) in world.plan.calm:
             return
         world.faults.append((mind.name, -mind.bodies))
@@ -49,6 +51,7 @@ class _Fate:
         self.before, self.after = befalls[int(before * len(befalls))], befalls[int(after * len(befalls))]
         self.pause = lease * (0.3 + 2 * late)
         self.late = 40 * late * late
+        self.renews_aside = late > 0.7
 
 
 async def _befall(process: Process, call: Call, what: str, length: float) -> None:
@@ -77,6 +80,8 @@ async def body(world: World, asked: Asked, call: Call, lease: float) -> Any:
             await _steps(world, asked, call, deed.claimed)
         if fate.kind != "late":
             await process.sleep(fate.length)
+        if fate.renews_aside:
+            await _renew_aside(world, call)
         match fate.kind:
             case "notApplied":
                 raise NotApplied
@@ -89,6 +94,17 @@ async def body(world: World, asked: Asked, call: Call, lease: float) -> Any:
         for each in _sharing(world, asked):
             each.raised = error
         raise
+
+
+async def _renew_aside(world: World, call: Call) -> None:
+    """In a task of the body's own, which the body does not wait for."""
+
+    async def renew() -> None:
+        with contextlib.suppress(LeaseLost):
+            await call.renew()
+
+    world.loop.create_task(renew())
+    await asyncio.sleep(0)
 
 
 def _sharing(world: World, asked: Asked) -> list[Asked]:

@@ -5,6 +5,7 @@ against the whole history and against what happened outside.
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Any
 
 from sim_process import Crashed
@@ -57,6 +58,7 @@ class Asked:
         self.entry = entry
         self.high_water = process.high_water
         """The highest sequence of the receipts that its process knew of when it was made."""
+        self.since = process.loop.time()
         self.first = process.world.nonces.count
         self.last = 2**62
         """Of the names that were drawn while it was under way."""
@@ -88,6 +90,8 @@ class Judge:
         """Key, token, why, and what may never be on record of this attempt by its own word."""
         self.unsettled: dict[str, str] = {}
         """Who was told that nothing of theirs was settled: ``by`` and why."""
+        self._ended: set[str] = set()
+        """The attempts whose call is over, and whose end is on record."""
         self._erased: dict[str, int] = {}
         """By key the revision of the newest marker that somebody put there."""
         self._lapsed: set[str] = set()
@@ -171,6 +175,8 @@ class Judge:
             return f"a write of attempt {record.attempts} was accepted after attempt {last.attempts} was granted"
         if record.status not in _SAME_ATTEMPT[last.status]:
             return f"{last.status} became {record.status}"
+        if record.status == "running" and token in self._ended:
+            return "an attempt took its call back after its end"
         if any(name not in (record.steps or {}) for name in last.steps or {}):
             return "a recorded step was dropped"
         if last.status == "failed":
@@ -308,6 +314,8 @@ class Judge:
             self._begun.add((asked.process, asked.key))
         chain = self.chains.get(asked.key, [])
         newest = chain[-1][1] if chain else None
+        if newest is not None and newest.holder is not None and newest.status != "running" and not asked.shared:
+            self._ended |= {newest.holder.token} & asked.tokens
         said: str | None = None
         if isinstance(outcome, (CallInFlight, AmbiguousCall, NotClaimed, CallWithdrawn)):
             if asked.deeds and not asked.shared:
@@ -318,6 +326,8 @@ class Judge:
                     said = "this process said that it keeps the result, and its next call would finish the record"
                 elif found is None or found.status != "ambiguous" or found.attempts != outcome.attempts:
                     said = f"revision {outcome.revision} is {found and found.status}"
+                elif self._over(asked.key, outcome.revision) < asked.since and not self._world.receipts.elections:
+                    said = f"revision {outcome.revision} was over before the call was made"
             elif isinstance(outcome, CallInFlight) and newest is None and not asked.shared:
                 said = "there never was an attempt"
             elif isinstance(outcome, CallWithdrawn):
@@ -371,6 +381,11 @@ class Judge:
                 self.unsettled[by] = _short(outcome)
         elif written[:1] != [outcome.revision]:  # (a fence on a failed record carries the words on)
             self._world.fail(f"{by} was told that revision {outcome.revision} settles it, and on record is {written}")
+
+    def _over(self, key: str, revision: int) -> float:
+        """When a revision was followed by another one, on the loop's clock."""
+        later = [at for at, _ in self.chains[key] if at > revision]
+        return self._when[later[0]] if later else math.inf
 
     def at_the_end(self) -> None:
         """What was said must still be so when every late write has landed."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from functools import wraps
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from sim_seam import SimBucket
 
 from natsreceipts import attempts, entering, fence, guard, notice_store, session_store, settled_since, wake
-from natsreceipts._jetstream import Accepted, Conflict
+from natsreceipts._jetstream import Accepted, Clock, Conflict
 from natsreceipts.attempt import Judged
 from natsreceipts.decision import Effect, decide
-from natsreceipts.fence import Landed, Overtaken
+from natsreceipts.fence import Landed, Overtaken, patiently
 from natsreceipts.seen import seen_of
 from natsreceipts.wire import read_receipt
 
@@ -57,6 +58,28 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return await old(bucket, key, value, expected=expected, **rest)
 
     _around(patch, attempts, "advance", advance)
+
+
+@_mutant("workers", "a claim as `kv.create` makes it: over a delete marker")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def advance(old: Any, bucket: Any, key: str, value: bytes, *, expected: int, **rest: Any) -> Any:
+        if expected == 0:
+            entry = await bucket.newest(key, timeout=2.0)
+            expected = entry.revision if entry is not None and entry.erased else 0
+        return await old(bucket, key, value, expected=expected, **rest)
+
+    _around(patch, attempts, "advance", advance)
+
+
+@_mutant("workers", "a settle without the fence")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def report(old: Any, bucket: Any, key: str, value: bytes, *, expected: int, **rest: Any) -> Any:
+        outcome = await bucket.put(key, value, expected=-1, timeout=2.0)
+        if isinstance(outcome, Accepted):
+            return Landed(outcome.revision, 0.0)
+        return await old(bucket, key, value, expected=expected, **rest)
+
+    _around(patch, attempts, "report", report)
 
 
 @_mutant("workers", "a settle that takes a conflict as success")
@@ -133,6 +156,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
     _around(patch, attempts.Attempts, "_rebase", rebase)
 
 
+@_mutant("mixed", "no lock around heartbeat and settle")
+def _(patch: pytest.MonkeyPatch) -> None:
+    _around(patch, guard.Call, "_one_write", lambda old, call: asyncio.Lock())
+
+
 @_mutant("workers", "entering on an acknowledgement that comes late")
 def _(patch: pytest.MonkeyPatch) -> None:
     def in_time(old: Any, way: Any) -> bool:
@@ -182,6 +210,24 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return await store._judge(attempt, blocked, store.pace(attempt.lease, patience=15.0))
 
     _around(patch, attempts.Attempts, "condemn", condemn)
+
+
+@_mutant("workers", "a judge that goes by the clock of its own process")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def clock(old: Any, bucket: Any, pace: Any) -> Any:
+        found = await old(bucket, pace)
+        skew = Random(bucket._process.mind.name).uniform(-60, 60)
+        return Clock(found.now + int(skew * 1e9), found.leader_since)
+
+    _around(patch, attempts, "clock", clock)
+
+
+@_mutant("workers", "a direct get that is believed")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def newest(old: Any, bucket: Any, key: str, pace: Any) -> Any:
+        return await patiently(pace, lambda timeout: bucket.newest(key, timeout=timeout, leader=False))
+
+    _around(patch, attempts, "newest", newest)
 
 
 @_mutant("workers", "a resolve on a fresh read, not on what was looked at")
@@ -333,6 +379,16 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return await old(bucket, key, value, expected=entry.revision if entry is not None else 0, **rest)
 
     _around(patch, notice_store, "advance", advance)
+
+
+@_mutant("notices", "a watch that begins with what is filed from now on")
+def _(patch: pytest.MonkeyPatch) -> None:
+    async def fresh(old: Any, store: Any, entries: Any, known: dict[str, int]) -> Any:
+        first = not known
+        found = await old(store, entries, known)
+        return {} if first else found
+
+    _around(patch, notice_store.NoticeStore, "fresh", fresh)
 
 
 @_mutant("notices", "a consumption that was overtaken, told as one's own")

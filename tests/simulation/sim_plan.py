@@ -67,8 +67,6 @@ class Plan:
     keys: int = 1
     lease: float = 9.0
     dialect: str = "neutral"
-    forgive: bool = True
-    """Whether mistakes of the product that are on file are counted, and end no schedule."""
 
     def __str__(self) -> str:
         lines = [

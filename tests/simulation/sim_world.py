@@ -7,8 +7,8 @@ import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim_client import SimObjects
-from sim_keys import kv_key
 from sim_judge import Asked, Judge
+from sim_keys import kv_key
 from sim_loop import OUTSIDE, Stuck, VirtualLoop
 from sim_notices import NoticeJudge
 from sim_outside import Outside
@@ -43,8 +43,8 @@ class Report(NamedTuple):
     entered: int
     seconds: float
     """Virtual."""
-    on_file: tuple[str, ...]
-    """Known mistakes that were met."""
+    by_actor: dict[str, int]
+    """Requests by actor."""
 
 
 class _Nonces:
@@ -83,7 +83,6 @@ class World:
         self.events: list[str] = []
         self.faults: list[tuple[str, int]] = []
         self.problem: str | None = None
-        self.on_file: list[str] = []
         self.nonces = _Nonces()
         self.objects: dict[str, bytes] = {}
         self.judge = Judge(self)
@@ -116,14 +115,8 @@ class World:
         if self.tracing:
             self.events.append(f"{self.loop.time() - 1000:10.4f}  {text}")
 
-    def fail(self, problem: str, *, on_file: str = "") -> None:
-        """Something is violated. The first one counts, and ends the schedule.
-
-        ``on_file`` names a mistake that is known, and has a test of its own that says so: it is counted only.
-        """
-        if on_file and self.plan.forgive:
-            self.on_file.append(on_file)
-            return
+    def fail(self, problem: str) -> None:
+        """Something is violated. The first one counts, and ends the schedule."""
         if self.problem is None:
             self.problem = problem
             self.note(f"VIOLATED: {problem}")
@@ -277,15 +270,15 @@ def carry_out(plan: Plan, *, tracing: bool = False) -> Report:
         _bury(world)
     if world.problem is None and loop.errors:
         world.problem = f"an error in a callback: {loop.errors[0]}"
-    requests = sum(mind.ops for mind in world.minds.values())
+    by_actor = {name: mind.ops for name, mind in world.minds.items()}
     return Report(
         problem=world.problem,
         events=tuple(world.events),
         faults=tuple(world.faults),
-        requests=requests,
+        requests=sum(by_actor.values()),
         entered=world.outside.entered,
         seconds=loop.time() - 1000.0,
-        on_file=tuple(world.on_file),
+        by_actor=by_actor,
     )
 
 

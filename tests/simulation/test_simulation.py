@@ -2,7 +2,7 @@
 
 ``SIM_SEED`` in the environment chooses the first seed of the long run (which prints its own), ``SIM_SECONDS`` how long
 it lasts, ``SIM_KIND`` (workers, mixed, session, notices, replaced) what it is about. A schedule that fails is printed,
-and shrunk.
+and shrunk. ``python tests/simulation/campaign.py`` walks through 50,000 in all cores.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import campaign
 import pytest
-from sim_driver import walk
+from sim_driver import walk, walk_plans
+from sim_steps import steps_of
 
 KIND = os.environ.get("SIM_KIND", "")
 SEED = int(os.environ.get("SIM_SEED") or secrets.randbelow(10**9))
@@ -29,6 +31,20 @@ def test_no_schedule_breaks_a_promise(kind: str) -> None:
     assert found.problem is None, str(found)
     assert found.entered or kind == "notices"
     assert found.faults
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("workers", 1), ("session", 1), ("notices", 1)])
+def test_no_step_is_a_bad_one_to_die_or_to_be_cancelled_at(kind: str, seed: int) -> None:
+    found = walk_plans(steps_of(seed, kind, faults=("crash", "cancel")))
+    print(f"{kind}: {found}")
+    assert found.problem is None, str(found)
+    assert found.schedules > 40
+
+
+def test_the_campaign_prints_a_table_and_ends_well() -> None:
+    found = campaign.campaign(60, 1, processes=1)
+    said = campaign.table(found, 1.0)
+    assert [line.split()[-1] for line in said.splitlines()[1:-1]] == ["0"] * (len(campaign.KINDS) + 1)
 
 
 @pytest.mark.faults
