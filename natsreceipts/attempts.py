@@ -515,6 +515,7 @@ class Attempts:
         while True:
             write = attempt.in_flight
             doubt = write is not None
+            dropped: HistoryDropped | None = None
             if write is None and attempt.settling is not None and attempt.held.status == "completed":
                 return None  # a later word on this attempt stands already, its thread's: an earlier one was kept
             if write is None:
@@ -535,11 +536,11 @@ class Attempts:
             except NotWritten:
                 attempt.in_flight = None
                 raise
-            except HistoryDropped:
+            except HistoryDropped as failure:
                 # Completed is final: whatever is newest now tells whether our completion stands.
                 if ending.status != "completed":
                     raise
-                outcome = Overtaken(None)
+                outcome, dropped = Overtaken(None), failure
             attempt.in_flight = None
             if self.hooks is not None:
                 self._note(self.hooks, attempt, "settle", outcome)
@@ -551,6 +552,8 @@ class Attempts:
             seen = await self._look_past(attempt, write.expected, pace)
             if seen is None:
                 continue
+            if dropped is not None and seen.record.holder is None:
+                raise dropped  # but it was deleted by hand since, and settled anew
             if self._completed_by(attempt, seen) and not self.resolved_for(attempt, seen):
                 attempt.found(seen.record, seen.revision)
                 return None

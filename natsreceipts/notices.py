@@ -182,7 +182,8 @@ class NoticeBoard:
         itself, and gets what it put down first. ``at``: milliseconds since the epoch; None is the server's now.
 
         Raises AlreadyConsumed, which names the turn that carried it; InvalidName also where nothing was filed under
-        the id; InvalidSetting; Unreachable where it is not on record, or not known to be: consume again, by the same
+        the id, as far as the servers know that answer (one that is cut off from the others knows it some seconds
+        later); InvalidSetting; Unreachable where it is not on record, or not known to be: consume again, by the same
         ``by``.
         """
         stem = self._stem(self._run_of(run), notice_addressee_id(addressee), notice_id)
@@ -192,7 +193,11 @@ class NoticeBoard:
         spec = await self._store.written_once(f"{stem}.spec")
         if spec is None:
             await self._store.check(f"{stem}.spec")
-            raise InvalidName("notice_id", notice_id, f"no notice stands under {stem}.spec")
+            raise InvalidName(
+                "notice_id",
+                notice_id,
+                f"the servers that answered have no notice under {stem}.spec; if it was filed a moment ago, try again",
+            )
         if spec.erased:
             marker = f"its notice was deleted by hand: no notice, but a delete marker stands under {stem}.spec"
             raise InvalidName("notice_id", notice_id, f"{marker}, at revision {spec.revision}")

@@ -18,6 +18,7 @@ from natsreceipts.errors import (
     NatsReceiptsError,
     NotClaimed,
     NotResolvable,
+    ReceiptErased,
     StaleRevision,
     Unreachable,
     UnsupportedRecord,
@@ -268,7 +269,7 @@ class ReceiptStore:
             names = key if isinstance(key, ReceiptKey) else names_of(key, await self.revisions(key))
             check_notifiable(names, notify)
             attempt = Attempt(names, effect=Effect.OPAQUE, lease=30.0)
-            standing = Judged(self._erased(names), revision)
+            standing = Judged(self._erased(names, await self._kept_fences(names, revision)), revision)
         else:
             seen = seen_of(self.bucket(key), key, entry)
             if seen.revision != revision:
@@ -346,8 +347,28 @@ class ReceiptStore:
             raise await self._stale(attempt.key, seen.revision)
         return judged
 
-    def _erased(self, key: ReceiptKey) -> ReceiptRecord:
+    async def _kept_fences(self, key: ReceiptKey, marker: int) -> dict[str, int]:
+        """The fences that stood before a marker: a model was told what they keep true. A purge leaves none."""
+        fences: dict[str, int] = {}
+        bucket, revision = self._bucket.of(key.kv_key), 0
+        pace = self._pace()
+        while revision < marker:
+            entries, whole = await patiently(
+                pace, lambda timeout, after=revision: bucket.since(key.kv_key, after, timeout=timeout)
+            )
+            for entry in entries:
+                revision = entry.revision
+                with contextlib.suppress(ReceiptErased, CorruptRecord, UnsupportedRecord):
+                    fences |= seen_of(bucket.name, key, entry).record.fences or {}
+            if whole and revision < marker:  # the replica that was asked is behind
+                if pace.over:
+                    raise Unreachable(f"{key.kv_key}: what stood there before it was deleted cannot be read yet")
+                await pace.pause()
+        return fences
+
+    def _erased(self, key: ReceiptKey, fences: dict[str, int]) -> ReceiptRecord:
         """What is assumed of a receipt that was erased: an opaque attempt whose outcome nobody knows."""
+        kept: dict[str, Any] = {"fences": fences} if fences else {}
         return ReceiptRecord(
             v=1,
             write=self._bucket.nonce(),
@@ -358,6 +379,7 @@ class ReceiptStore:
             args_hash=key.args_hash,
             effect=Effect.OPAQUE,
             attempts=1,
+            **kept,
         )
 
     def _pace(self) -> Pace:

@@ -64,8 +64,9 @@ _leaves = st.one_of(
     st.sampled_from(NAMES[:-4]),
 )  # fmt: skip
 _words = st.sampled_from(
-    "v json msgpack object name digest size role content type id tool_calls function arguments tool_use_id toolCallId "
-    "parts part_kind tool_call_id kind text input call_id".split()
+    ("v", "json", "msgpack", "object", "name", "digest", "size", "role", "content", "type", "id", "tool_calls")
+) | st.sampled_from(
+    ("function", "arguments", "tool_use_id", "toolCallId", "parts", "part_kind", "tool_call_id", "kind", "input")
 )
 json_values = st.recursive(
     _leaves,

@@ -262,7 +262,7 @@ ODD = {
         "receipt": {
             "toolCallId": "t9",
             "toolName": "send",
-            "key": "a.b.c.d",
+            "key": "acme.run-1.send." + "0" * 64,
             "revision": 1,
             "status": "ambiguous",
             "attempts": 1,

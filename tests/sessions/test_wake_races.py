@@ -16,7 +16,7 @@ import pytest
 from session_support import subject_of
 from support import Effect, bucket_of, newest, put, revisions, toolkit_of
 
-from natsreceipts import CallWithdrawn, NotApplied, SessionBusy, SessionConflict
+from natsreceipts import CallWithdrawn, NotApplied, ReceiptErased, SessionBusy, SessionConflict
 from natsreceipts.testing import FaultProxy
 
 NEVER, UNKNOWN = "interrupted_never_started", "interrupted_outcome_unknown"
@@ -623,6 +623,24 @@ async def test_a_stalled_worker_after_a_person_said_that_it_did_not_land(desk, o
     ((_, told),) = await host.context()
     if stalled.effect.entered:
         assert "not carried out" not in told
+
+
+async def test_a_receipt_that_was_deleted_by_hand_keeps_its_fences(desk, other, nc):
+    host = desk()
+    entry = await host.asks(("t1", "send", ARGS))
+    stalled = Stalled(desk().at(other), entry)
+    assert (await host.wakes("send")).recovered[0].error_kind == NEVER
+    key = host.key("send", ARGS)
+    bucket = await nc.jetstream().key_value(bucket_of(host.namespace))
+    await bucket.delete(key.kv_key)
+    with pytest.raises(ReceiptErased) as erased:
+        await host.toolkit.receipts.get(key)
+    await host.toolkit.receipts.resolve(
+        key, revision=erased.value.revision, not_applied=True, by="ada", reason="looked"
+    )
+    with pytest.raises(CallWithdrawn):
+        await stalled.comes_back()
+    assert stalled.effect.entered == 0
 
 
 async def test_the_models_new_call_after_a_person_said_that_it_did_not_land(desk):
