@@ -24,7 +24,7 @@ from sim_driver import Walk, walk, walk_plans  # noqa: E402
 from sim_steps import every_step  # noqa: E402
 
 STEPS = "every step"
-KINDS = {"workers": 0.3, "mixed": 0.2, "session": 0.25, "notices": 0.1, "replaced": 0.05, STEPS: 0.1}
+KINDS = {"workers": 0.25, "mixed": 0.15, "doubtful": 0.1, "session": 0.25, "notices": 0.1, "replaced": 0.05, STEPS: 0.1}
 """What share of the schedules is about what."""
 
 _CHUNK = 250

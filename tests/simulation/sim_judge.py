@@ -142,6 +142,10 @@ class Judge:
         if problem and not self._world.replaced:
             self._world.fail(f"revision {entry.revision} by {by}: {problem}")
 
+    def purged(self, key: str) -> None:
+        """All that stood there is gone, and with it the fences: a person's word counts for more than a wake's then."""
+        self.told_never = {who: position for who, position in self.told_never.items() if who[0] != key}
+
     def lapsed(self, key: str) -> bool:
         """Whether everything of a receipt expired at some time."""
         return key in self._lapsed

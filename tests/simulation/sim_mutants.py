@@ -91,7 +91,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     _around(patch, attempts, "report", report)
 
 
-@_mutant("mixed", "a conflict after a doubt taken as lost")
+@_mutant("doubtful", "a conflict after a doubt taken as lost")
 def _(patch: pytest.MonkeyPatch) -> None:
     def take(old: Any, sending: Any, outcome: Any) -> Any:
         return Overtaken(None) if isinstance(outcome, Conflict) else old(sending, outcome)
@@ -109,7 +109,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     _around(patch, fence._Sending, "take", take)
 
 
-@_mutant("workers", "a settle in doubt that reads the newest instead of the successor")
+@_mutant("doubtful", "a settle in doubt that reads the newest instead of the successor")
 def _(patch: pytest.MonkeyPatch) -> None:
     async def successor(old: Any, bucket: Any, key: str, revision: int, *, timeout: float) -> Any:
         entry = await bucket.newest(key, timeout=timeout)
@@ -234,8 +234,10 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     async def resolve(old: Any, store: Any, attempt: Any, standing: Any, resolution: Any, pace: Any) -> Any:
         entry = await store.bucket.newest(attempt.kv_key, timeout=2.0)
-        seen = seen_of("receipts", attempt.key, entry)
-        return await old(store, attempt, Judged(seen.record, seen.revision), resolution, pace)
+        if not entry.erased:
+            seen = seen_of("receipts", attempt.key, entry)
+            standing = Judged(seen.record, seen.revision)
+        return await old(store, attempt, standing, resolution, pace)
 
     _around(patch, attempts.Attempts, "resolve", resolve)
 
@@ -319,7 +321,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     _around(patch, attempts.Attempts, "_next", following)
 
 
-@_mutant("session", "a fence that forgets the other sessions")
+@_mutant("shared", "a fence that forgets the other sessions")
 def _(patch: pytest.MonkeyPatch) -> None:
     async def withdraw(old: Any, bucket: Any, key: Any, seen: Any, **rest: Any) -> Any:
         if seen is not None and seen.record.fences:

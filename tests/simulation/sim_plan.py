@@ -90,7 +90,10 @@ _KINDS = ("workers", "workers", "workers", "mixed", "mixed", "session", "session
 
 
 def plan_of(seed: int, *, kind: str = "") -> Plan:
-    """The schedule of a seed; ``kind`` (workers, mixed, session, notices, replaced) narrows down what it is about."""
+    """The schedule of a seed; ``kind`` (workers, mixed, session, notices, replaced) narrows down what it is about.
+
+    ``doubtful``: workers half of whose requests go wrong; ``shared``: two sessions that make the same calls in one run.
+    """
     luck = random.Random(seed)
     drawn = luck.choice(_KINDS)
     kind = kind or drawn
@@ -98,15 +101,15 @@ def plan_of(seed: int, *, kind: str = "") -> Plan:
     lease = luck.choice((6.0, 9.0, 30.0))
     if kind == "notices":
         actors = _couriers(luck)
-    elif kind == "session":
-        actors = _session_actors(luck, keys, lease)
+    elif kind in ("session", "shared"):
+        actors = _session_actors(luck, keys, lease, shared=kind == "shared")
     else:
-        actors = _workers(luck, keys, lease, mixed=kind == "mixed")
+        actors = _workers(luck, keys, lease, mixed=kind in ("mixed", "doubtful"))
     names = [actor.name for actor in actors]
     replicas = luck.choice((1, 3, 3))
     retention = _HORIZON if kind == "session" and lease == 6.0 and luck.random() < 0.5 else 0.0
     events = _events(luck, names, lease, replicas, skew=_HORIZON / 50 if retention else 60.0)
-    if kind in ("workers", "mixed", "session") and not retention and luck.random() < 0.15:
+    if kind in ("workers", "mixed", "doubtful", "session") and not retention and luck.random() < 0.15:
         events.append(_erasure(luck, names))
     if kind == "replaced":
         events.append(Event("replace", "receipts", at=round(12 * luck.random(), 3)))
@@ -114,7 +117,7 @@ def plan_of(seed: int, *, kind: str = "") -> Plan:
         seed=seed,
         actors=tuple(actors),
         events=tuple(events),
-        rate=luck.choice((0.0, 0.05, 0.15, 0.3)),
+        rate=luck.choice((0.0, 0.05, 0.15, 0.3)) if kind != "doubtful" else 0.5,
         body_rate=luck.choice((0.0, 0.2, 0.5)),
         replicas=replicas,
         history=luck.choice((8, 8, 8, 8, 2, 1)),
@@ -157,10 +160,10 @@ def _workers(luck: random.Random, keys: int, lease: float, *, mixed: bool) -> li
     return actors
 
 
-def _session_actors(luck: random.Random, keys: int, lease: float) -> list[ActorPlan]:
+def _session_actors(luck: random.Random, keys: int, lease: float, *, shared: bool) -> list[ActorPlan]:
     effects = [luck.choice(("opaque", "opaque", "opaque", "resumable", "idempotent"))]
     reuses = luck.random() < 0.5
-    sessions = ["s1"] if luck.random() < 0.8 else ["s1", "s2"]
+    sessions = ["s1"] if luck.random() < 0.8 and not shared else ["s1", "s2"]
     actors = []
     for number in range(luck.choice((1, 1, 2))):
         how: dict[str, Any] = {

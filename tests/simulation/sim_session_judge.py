@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from natsreceipts.dialects.base import ErrorKind
-from natsreceipts.errors import SessionBusy, SessionConflict, Unreachable
+from natsreceipts.errors import InvalidSetting, SessionBusy, SessionConflict, Unreachable
 from natsreceipts.transcript import tool_calls_of, tool_result_message
 from natsreceipts.wire import EntryRecord, ReceiptSaid
 
@@ -118,8 +118,7 @@ class SessionJudge:
     def _withdraws(self, said: ReceiptSaid, session: str, position: int, site: int, *, never: bool) -> str | None:
         """The model is told that a call was not carried out: so it must not have been, and can no longer be."""
         judge = self._world.judge
-        chain = judge.chains.get(said.key, [])
-        if not any((record.fences or {}).get(session, -1) >= position for _, record in chain):
+        if not self._fenced(said.key, session, position):
             return f"it says that a call was not carried out, and no fence stands at {position} or above"
         # An equal call of long ago may have been forgotten: its receipt has expired. This one's may not.
         first = site if judge.lapsed(said.key) else 0
@@ -129,6 +128,10 @@ class SessionJudge:
         told = judge.told_never
         told[said.key, session] = max(told.get((said.key, session), 0), position)
         return None
+
+    def _fenced(self, key: str, session: str, position: int) -> bool:
+        chain = self._world.judge.chains.get(key, [])
+        return any((record.fences or {}).get(session, -1) >= position for _, record in chain)
 
     # ------------------------------------------------------------------ what is told
 
@@ -145,6 +148,8 @@ class SessionJudge:
         ):
             self._world.check(not there, f"{why}, and the entry is in the log")
             self._never.update(dict.fromkeys(ids, f"{why}, and the entry comes all the same"))
+        elif isinstance(outcome, InvalidSetting) and "is on hold" in str(outcome):
+            self._world.check(not there, f"{why}, and the entry is in the log")  # its id is one that waits for a person
         elif isinstance(outcome, Unreachable | asyncio.CancelledError):
             pass
         elif isinstance(outcome, BaseException):

@@ -228,6 +228,8 @@ class World:
         """Somebody deletes the first receipt by hand."""
         self.note(f"   somebody: {what} of {kv_key(0)}")
         self.receipts.erase(kv_key(0), purge=what == "purge")
+        if what == "purge":
+            self.judge.purged(kv_key(0))
         self.receipts.sign(kv_key(0))
 
     def quiet(self) -> None:

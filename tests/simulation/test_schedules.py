@@ -39,6 +39,27 @@ def test_a_wake_that_is_frozen_while_a_receipt_expires():
             assert report.problem is None, printed(plan)
 
 
+def test_a_completion_that_was_purged_and_settled_anew_is_not_told_as_lost():
+    """Its own answer was lost, and what would have told is gone: nobody can know whether it stood."""
+    how = {"effects": ["opaque"], "key": 0, "times": 1, "door": "execute", "wait": 5.0}
+    for seed in range(40):
+        plan = Plan(
+            seed=seed,
+            actors=(
+                ActorPlan("w1", "worker", 0.4, how),
+                ActorPlan("p1", "resolver", 3.0, {"key": 0, "times": 2, "running": False}),
+            ),
+            events=(
+                Event("cut", "w1", op=2, phase="sent", length=0.1),
+                Event("pause", "w1", op=3, phase="sent", length=9.0),
+                Event("purge", "key 0", at=2.0),
+            ),
+            lease=30.0,
+        )
+        report = carry_out(plan, tracing=True)
+        assert report.problem is None, printed(plan)
+
+
 def test_a_deposed_leader_that_refuses_a_settle_does_not_hold_it_up():
     """It answers 10071 to a write that expects what it has not heard of, until it hears of the new leader."""
     how = {"effects": ["opaque"], "key": 0, "times": 1, "door": "execute", "wait": 5.0, "entered": True}
