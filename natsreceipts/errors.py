@@ -270,14 +270,14 @@ class LeaseLost(ReceiptError):
 
 
 class CallTimedOut(ReceiptError, TimeoutError):
-    """The body ran longer than ``timeout`` seconds and was cancelled. The receipt is ``status``."""
+    """The body ran longer than ``timeout`` seconds and was cancelled (a thread goes on). The receipt is ``status``."""
 
     def __init__(self, key: ReceiptKey | str, *, timeout: float, status: str) -> None:
         self.timeout = timeout
         self.status = status
         super().__init__(
             key,
-            f"the body ran longer than its time-out of {timeout:g} s and was cancelled; the receipt is {status}. "
+            f"the body ran longer than its time-out of {timeout:g} s and was given up; the receipt is {status}. "
             f"Repeat the call: it goes on from that"
             + (", and says AmbiguousCall until somebody settles it" if status == "ambiguous" else ""),
         )

@@ -79,15 +79,25 @@ _REFUSALS: dict[type[BaseException], DecisionKind] = {
     CallWithdrawn: "withdrawn",
 }
 
-_Bodies = tuple["ReceiptKey", "_Bodies | None"]
 
-_entered: ContextVar[_Bodies | None] = ContextVar("natsreceipts_entered", default=None)
+class _Body:
+    """A body that the code runs in, and the one around it."""
+
+    __slots__ = ("ended", "key", "outside")
+
+    def __init__(self, key: ReceiptKey, outside: _Body | None) -> None:
+        self.key = key
+        self.outside = outside
+        self.ended = False
+
+
+_entered: ContextVar[_Body | None] = ContextVar("natsreceipts_entered", default=None)
 """The calls in whose bodies the code runs, from the innermost out."""
 
 _T = TypeVar("_T")
 
 
-def mark_left(error: BaseException, outside: _Bodies | None = None) -> None:
+def mark_left(error: BaseException, outside: _Body | None = None) -> None:
     """Note that an exception left a guarded call, into the bodies around it (by default those of the calling code).
 
     The last 64 are enough: a mark is looked at on the way out, and only an exception that is raised again and again
@@ -102,9 +112,9 @@ def inside(key: ReceiptKey) -> bool:
     """Whether the calling code runs inside the body of this very call."""
     body = _entered.get()
     while body is not None:
-        if body[0] == key:
+        if body.key == key and not body.ended:
             return True
-        body = body[1]
+        body = body.outside
     return False
 
 
@@ -193,8 +203,8 @@ class Call:
         self._guarded = options.effect is not Effect.READ
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
-        self._outside: _Bodies | None = None
-        self._body: _Bodies | None = None
+        self._outside: _Body | None = None
+        self._body: _Body | None = None
         self._lock: asyncio.Lock | None = None
         self._beat: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -337,11 +347,15 @@ class Call:
         gate = Gate()
         context = copy_context()
         thread = asyncio.get_running_loop().run_in_executor(None, lambda: context.run(gate.passed, fn))
+        return await self.beside(cast("asyncio.Future[_T]", thread), gate, whole=whole)
+
+    async def beside(self, thread: asyncio.Future[_T], gate: Gate | None = None, *, whole: bool) -> _T:
+        """Wait, in the body of this call, for what a thread does, as `in_thread`; ``gate`` is before work not begun."""
         self._threads += 1
         try:
-            return cast("_T", await asyncio.shield(thread))
+            return await asyncio.shield(thread)
         except asyncio.CancelledError:
-            if gate.shut():
+            if gate is not None and gate.shut():
                 self._never_started = whole  # it was waiting for a free thread, and will find the gate shut
                 raise
             if whole:
@@ -401,7 +415,7 @@ class Call:
     def _open(self) -> None:
         self._state = "open"
         self._outside = _entered.get()
-        self._body = (self.key, self._outside)
+        self._body = _Body(self.key, self._outside)
         _entered.set(self._body)
         assert self._task is not None
         self._cancelling = self._task.cancelling()
@@ -435,7 +449,7 @@ class Call:
         if verify is None:
             return Unknown(), None
         outside = _entered.get()
-        _entered.set((self.key, outside))  # a verifier that makes this call again is told so, as a body is
+        _entered.set(_Body(self.key, outside))  # a verifier that makes this call again is told so, as a body is
         try:
             verdict = await (verify(self) if takes_argument(verify) else verify())
         except Exception as error:  # noqa: BLE001 - a verifier that fails does not know
@@ -524,6 +538,8 @@ class Call:
     ) -> bool:
         self._state = "ended"
         _entered.set(self._outside)
+        if self._body is not None:
+            self._body.ended = True  # also for code that was started in the body, and goes on after it
         self._pulse.drop(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -651,13 +667,13 @@ class Call:
             return False
         if isinstance(error, NatsReceiptsError) and not isinstance(error, NotApplied):
             return False  # an inner guarded call's word about itself
-        bodies: _Bodies | None
+        bodies: _Body | None
         for bodies in error.__dict__.get(_LEFT, ()):
             body = bodies
             while body is not None:
                 if body is self._body:
                     return False
-                body = body[1]
+                body = body.outside
         return True
 
     async def _interrupted(self, error: BaseException) -> bool:

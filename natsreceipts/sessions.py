@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from pydantic_core import from_json, to_json
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from natsreceipts.fence import Pace
     from natsreceipts.identity import Digest
     from natsreceipts.run import Run
-    from natsreceipts.tools import Tool
+    from natsreceipts.tools import ToolFunction
 
 __all__ = [
     "LoadedSession",
@@ -306,7 +306,7 @@ class SessionLog:
         self,
         *,
         tool_use_in_flight: bool,
-        guarded: Mapping[str, Guarded] | Iterable[Tool[..., Any]] | None = None,
+        guarded: Mapping[str, Guarded] | Iterable[ToolFunction[...]] | None = None,
         effects: Mapping[str, Effect | str] | None = None,
         started: Collection[str] | None = None,
     ) -> ReconcileReport:
@@ -326,7 +326,7 @@ class SessionLog:
     async def wake(
         self,
         *,
-        guarded: Mapping[str, Guarded] | Iterable[Tool[..., Any]] | None = None,
+        guarded: Mapping[str, Guarded] | Iterable[ToolFunction[...]] | None = None,
         effects: Mapping[str, Effect | str] | None = None,
         started: Collection[str] | None = None,
         dry_run: bool = False,

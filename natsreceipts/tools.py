@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-__all__ = ["Tool", "tool"]
+__all__ = ["Tool", "ToolFunction", "checked_options", "tool"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -24,13 +24,15 @@ _T = TypeVar("_T")
 _KEY_PARAMETER = "idempotency_key"
 
 
-class Tool(Generic[_P, _T]):
-    """A guarded tool: calling it claims, executes or replays. ``name`` and ``effect`` say what it is.
+class ToolFunction(Generic[_P]):
+    """A function that is a guarded tool, and how its arguments identify a call. ``name`` and ``effect`` say what it is.
 
-    Calling it raises NoActiveRun outside ``async with run:``, and what `Call` raises.
+    ``call_type``: the annotation of the parameter that is given the call.
     """
 
-    def __init__(self, fn: Callable[_P, Any], *, name: str | None, options: dict[str, Any]) -> None:
+    def __init__(
+        self, fn: Callable[_P, Any], *, name: str | None, options: dict[str, Any], call_type: type = Call
+    ) -> None:
         self.fn = fn
         self.name: str = name or getattr(fn, "__name__", "")
         if not self.name:
@@ -38,7 +40,7 @@ class Tool(Generic[_P, _T]):
         self.options = options
         self.effect = CallOptions(**options).effect if "effect" in options else Effect.OPAQUE
         self._signature = inspect.signature(fn)
-        self._is_async = inspect.iscoroutinefunction(inspect.unwrap(fn)) or inspect.iscoroutinefunction(
+        self.is_async = inspect.iscoroutinefunction(inspect.unwrap(fn)) or inspect.iscoroutinefunction(
             getattr(fn, "__call__", None)  # noqa: B004 - whether an object's call is async, not whether it has one
         )
         parameters = self._signature.parameters.values()
@@ -48,7 +50,7 @@ class Tool(Generic[_P, _T]):
                 f"{self.name}: positional-only parameters and ** together let one name mean two arguments"
             )
         self._takes_key = _KEY_PARAMETER in self._signature.parameters
-        self._call_parameter = _call_parameter(fn, self._signature)
+        self._call_parameter = _call_parameter(fn, self._signature, call_type)
         self._hashed = {p.name: p for p in parameters if p.name not in (self._call_parameter, _KEY_PARAMETER)}
         variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY}
         # Parameters that are filled in must come last, or positions would not be what they seem.
@@ -59,7 +61,7 @@ class Tool(Generic[_P, _T]):
             else []
         )
         self._defaults = {p.name: p.default for p in self._hashed.values() if p.default is not inspect.Parameter.empty}
-        functools.update_wrapper(self, fn)
+        functools.update_wrapper(cast("Any", self), fn)
 
     def __repr__(self) -> str:
         return f"<tool {self.name} ({self.effect})>"
@@ -112,28 +114,45 @@ class Tool(Generic[_P, _T]):
         named = {**self._defaults, **named, **kwargs}
         return named if len(named) == len(self._hashed) else None
 
+    @property
+    def fills_in(self) -> bool:
+        """Whether the function has a parameter that `bound` fills in."""
+        return self._takes_key or self._call_parameter is not None
+
+    def bound(self, call: object, idempotency_key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The function with its arguments, and with what it wants to know of the call."""
+        given = dict(kwargs)
+        if self._takes_key:
+            given[_KEY_PARAMETER] = idempotency_key
+        if self._call_parameter is not None:
+            given[self._call_parameter] = call
+        return functools.partial(self.fn, *args, **given)
+
+
+class Tool(ToolFunction[_P], Generic[_P, _T]):
+    """A guarded tool: calling it claims, executes or replays. ``name`` and ``effect`` say what it is.
+
+    Calling it raises NoActiveRun outside ``async with run:``, and what `Call` raises.
+    """
+
     async def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Execute the function once for this call in the ambient run, or return the recorded result."""
         run = current_run()
-        if self._is_async and not self._takes_key and self._call_parameter is None:
+        if self.is_async and not self.fills_in:
             arguments = self.arguments(*args, **kwargs)
             return await run.execute(self.name, arguments, lambda: self.fn(*args, **kwargs), **self.options)
 
         async def execute(call: Call) -> Any:
-            given: dict[str, Any] = dict(kwargs)
-            if self._takes_key:
-                given[_KEY_PARAMETER] = call.idempotency_key
-            if self._call_parameter is not None:
-                given[self._call_parameter] = call
-            if self._is_async:
-                return await self.fn(*args, **given)
-            made = await call.in_thread(functools.partial(self.fn, *args, **given), whole=True)
+            fn = self.bound(call, call.idempotency_key, args, kwargs)
+            if self.is_async:
+                return await fn()
+            made = await call.in_thread(fn, whole=True)
             return await made if inspect.isawaitable(made) else made
 
         return await run.execute(self.name, self.arguments(*args, **kwargs), execute, **self.options)
 
 
-def _call_parameter(fn: Callable[..., Any], signature: inspect.Signature) -> str | None:
+def _call_parameter(fn: Callable[..., Any], signature: inspect.Signature, call_type: type) -> str | None:
     """The parameter that is annotated as `Call`, also where annotations are text that cannot be evaluated here."""
     try:
         hints = get_type_hints(fn)
@@ -142,9 +161,17 @@ def _call_parameter(fn: Callable[..., Any], signature: inspect.Signature) -> str
     for name, parameter in signature.parameters.items():
         hint: object = hints.get(name, parameter.annotation)
         text = hint.replace(" ", "").removesuffix("|None").rpartition(".")[2] if isinstance(hint, str) else ""
-        if hint is Call or Call in get_args(hint) or text == "Call":
+        if hint is call_type or call_type in get_args(hint) or text == "Call":
             return name
     return None
+
+
+def checked_options(options: dict[str, Any]) -> None:
+    """Raise InvalidSetting for options of a tool that a call would refuse."""
+    try:
+        CallOptions(**options)
+    except TypeError as error:
+        raise InvalidSetting(f"@tool: {error}") from error
 
 
 @overload
@@ -162,10 +189,7 @@ def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **
     hashed. A function that is not async runs in
     a thread (`Call.in_thread`). Raises InvalidSetting for options that a call would refuse.
     """
-    try:
-        CallOptions(**options)
-    except TypeError as error:
-        raise InvalidSetting(f"@tool: {error}") from error
+    checked_options(options)
     if fn is not None:
         return cast("Any", Tool(fn, name=name, options=options))
     return _Decorator(name, options)

@@ -54,7 +54,7 @@ from natsreceipts.seen import Seen, seen_of
 from natsreceipts.settled_since import Moved, Settled, settled_since, unsettled
 from natsreceipts.shown import failure_of, result_message
 from natsreceipts.telemetry import SessionWoken
-from natsreceipts.tools import Tool
+from natsreceipts.tools import ToolFunction
 from natsreceipts.transcript import interrupted_result_message
 from natsreceipts.wire import CloseInfo, ReceiptSaid
 from natsreceipts.withdrawal import withdraw
@@ -76,7 +76,7 @@ _log = logging.getLogger("natsreceipts")
 
 _DAY = 86_400.0
 
-Guarded: TypeAlias = "Tool[..., Any] | Callable[[dict[str, Any]], Any]"
+Guarded: TypeAlias = "ToolFunction[...] | Callable[[dict[str, Any]], Any]"
 """How a tool's calls are keyed: its `@tool` function, or arguments to ``args`` or ``(args, distinct)``."""
 
 
@@ -210,7 +210,7 @@ class Waker:
 
     def _key(self, how: Guarded, run: str, tool: str, arguments: dict[str, Any]) -> ReceiptKey:
         distinct: str | None = None
-        if isinstance(how, Tool):
+        if isinstance(how, ToolFunction):
             tool, args = how.name, cast("object", how.arguments(**arguments))
         else:
             args = cast("object", how(arguments))
@@ -462,7 +462,7 @@ _GONE = "This call of {tool} was carried out. The result that it recorded can no
 
 
 def _declared_effect(how: object) -> Effect | None:
-    return how.effect if isinstance(how, Tool) else None
+    return how.effect if isinstance(how, ToolFunction) else None
 
 
 def checked_guarded(guarded: object) -> dict[str, Guarded]:
@@ -471,14 +471,14 @@ def checked_guarded(guarded: object) -> dict[str, Guarded]:
         return {}
     if not isinstance(guarded, Mapping):
         tools = list(cast("Iterable[object]", guarded)) if isinstance(guarded, list | tuple | set) else [None]
-        if not all(isinstance(each, Tool) for each in tools):
+        if not all(isinstance(each, ToolFunction) for each in tools):
             raise InvalidSetting(
                 f"guarded={brief(cast('object', guarded))}: use a mapping of names to @tool functions, or a list"
             )
-        return {each.name: each for each in cast("list[Tool[..., Any]]", tools)}
+        return {each.name: each for each in cast("list[ToolFunction[...]]", tools)}
     found: dict[str, Guarded] = {}
     for name, how in cast("Mapping[object, object]", guarded).items():
-        if not callable(how) or (not isinstance(how, Tool) and inspect.iscoroutinefunction(how)):
+        if not callable(how) or (not isinstance(how, ToolFunction) and inspect.iscoroutinefunction(how)):
             raise InvalidSetting(
                 f"guarded[{brief(name)}]={brief(how)}: use the @tool function, or a function (arguments) -> args | "
                 f"(args, distinct) that is not async and has no effect itself"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib.util
 import inspect
 import json
@@ -30,7 +31,7 @@ async def test_the_examples_run(server, namespace, nc, capsys):
         kv = await nc.jetstream().key_value(f"{namespace}-receipts")
         names = {"toolkit": toolkit, "call": call, "kv": kv, "json": json, "natsreceipts": natsreceipts, "nc": nc}
         for page in sorted(DOCS.glob("*.md")):
-            if page.name not in ("sessions.md", "telemetry.md"):
+            if page.name not in ("sessions.md", "sync.md", "telemetry.md"):
                 for code in PYTHON.findall(page.read_text(encoding="utf-8")):
                     await run(code, page.name, names)
     assert 'build | approved | by="ann" budget=1200' in capsys.readouterr().out
@@ -109,6 +110,29 @@ def test_every_event_is_listed():
     logged = set(re.findall(r"^\| `([a-z_]+)` \| (?:DEBUG|INFO|WARNING|ERROR)", page, re.MULTILINE))
     source = "".join(path.read_text(encoding="utf-8") for path in (DOCS.parent / "natsreceipts").glob("*.py"))
     assert logged == set(re.findall(r"fields\(\s*\"(\w+)\"", source))
+
+
+async def test_the_examples_without_an_event_loop_run(own_server, capsys):
+    class BlockingProvider:
+        upload = publish = staticmethod(lambda: "done")
+
+        def __init__(self):
+            self.keys = []
+
+        def send(self, to, text, key):
+            self.keys.append(key)
+
+        def charge(self, amount, key):
+            self.keys.append(key)
+            return amount
+
+    provider = BlockingProvider()
+    names = {"provider": provider, "url": own_server.url, "__name__": "sync"}
+    async with natsreceipts.connect(own_server.url, provision=True):
+        for code in PYTHON.findall((DOCS / "sync.md").read_text(encoding="utf-8")) * 2:
+            await asyncio.to_thread(exec, compile(code, "sync.md", "exec"), names)
+    assert len(set(provider.keys)) == len(provider.keys) == 2
+    assert capsys.readouterr().out.count(" completed\n") == 6
 
 
 def listed(section):

@@ -7,7 +7,7 @@ A comment that ignores an error is an assertion here: pyright complains where th
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import TYPE_CHECKING, Any, Literal, assert_type
 
 import natsreceipts
@@ -56,6 +56,7 @@ from natsreceipts import (
     Toolkit,
     Unreachable,
     UnsupportedRecord,
+    sync,
     tool,
 )
 from natsreceipts.otel import OpenTelemetryHook
@@ -422,3 +423,54 @@ def hooks() -> None:
     natsreceipts.connect(hooks=(print,))
     natsreceipts.connect(hooks=log_events)  # pyright: ignore[reportArgumentType]
     natsreceipts.connect(hooks=[lambda: None])  # pyright: ignore[reportArgumentType]
+
+
+@sync.tool
+def blocking(to: str, *, times: int = 1) -> Mail:
+    """A tool of code without an event loop."""
+    return Mail()
+
+
+@sync.tool(effect="resumable", lease=10)
+def blocking_with_options(call: sync.Call) -> int:
+    """A tool with options, and with its call."""
+    assert_type(call.key, ReceiptKey)
+    assert_type(call.lost, bool)
+    assert_type(call.renew(), None)
+    return call.step("one", lambda: 1)
+
+
+def without_a_loop(key: ReceiptKey) -> None:
+    """The same names, and no await."""
+    with sync.connect("nats://127.0.0.1:4222", namespace="prod", provision=True, lease=30) as toolkit:
+        assert_type(toolkit, sync.Toolkit)
+        run = toolkit.run("acme", "run-1", verify=lambda: natsreceipts.Unknown())
+        assert_type(run, sync.Run)
+        assert_type(run.execute("send", {"to": "a"}, lambda: 1), int)
+        assert_type(run.execute("send", {"to": "a"}, blocking_with_options.fn, effect="idempotent"), Any)
+        with run.call("send", {"to": "a"}) as guarded:
+            assert_type(guarded, sync.Call)
+            guarded.result = Mail()
+            guarded.attempt = 2  # pyright: ignore[reportAttributeAccessIssue]
+        with run as entered:
+            assert_type(entered, sync.Run)
+            assert_type(blocking("a", times=2), Mail)
+            blocking(1)  # pyright: ignore[reportArgumentType]
+        assert_type(toolkit.receipts.get(key), Receipt | None)
+        assert_type(toolkit.receipts.list(tenant="acme", status="ambiguous"), Iterator[Receipt])
+        assert_type(toolkit.receipts.watch(), Iterator[Receipt])
+        assert_type(toolkit.receipts.history(key), list[Receipt])
+        assert_type(
+            toolkit.receipts.resolve(key, revision=1, not_applied=True, by="ann", reason="asked", notify="planner"),
+            Receipt,
+        )
+        session = toolkit.sessions.open("acme", "chat-7", dialect="anthropic")
+        assert_type(session, sync.SessionLog)
+        assert_type(session.append({"role": "user", "content": "Hello."}, run=run), SessionEntry)
+        assert_type(session.wake(guarded=[blocking]), ReconcileReport)
+        assert_type(session.watch(), Iterator[SessionEntry])
+        assert_type(sync.append_interruption_marker(session, tool_use_in_flight=False), str)
+        fact = RunNoticeFact("build", "ok")
+        assert_type(run.notices.file(step="s", request_id="q", addressee="a", fact=fact), FiledNotice)
+        assert_type(toolkit.notices.watch(run="r", addressee="a"), Iterator[Notice])
+    sync.connect(17)  # pyright: ignore[reportArgumentType]
