@@ -7,6 +7,7 @@ A comment that ignores an error is an assertion here: pyright complains where th
 from __future__ import annotations
 
 import datetime as dt
+import sqlite3
 from collections.abc import AsyncGenerator, Iterator
 from typing import TYPE_CHECKING, Any, Literal, assert_type
 
@@ -58,6 +59,7 @@ from natsreceipts import (
     UnsupportedRecord,
     sync,
     tool,
+    verifiers,
 )
 from natsreceipts.otel import OpenTelemetryHook
 from natsreceipts.telemetry import (
@@ -440,6 +442,25 @@ def blocking_with_options(call: sync.Call) -> int:
     return call.step("one", lambda: 1)
 
 
+def looking_there() -> verifiers.Verifier:
+    """Ready-made verifiers."""
+    verifiers.http_lookup("https://bank/{idempotency_key}")  # pyright: ignore[reportCallIssue]
+    mail = verifiers.imap_message(
+        verifiers.imap_login("mail", "ann", "secret"),
+        lambda call: verifiers.message_id(call, "a.b"),
+        settled_after=None,
+    )
+    assert_type(mail, verifiers.Verifier)
+    verifiers.sql_row(  # pyright: ignore[reportCallIssue]
+        verifiers.dbapi(lambda: sqlite3.connect("x")),
+        table="payments",
+        key_column="k",
+        columns=["id"],
+        placeholder="&",
+    )
+    return verifiers.http_lookup(lambda call: f"https://bank/{call.key.run}", settled_after=30, read=lambda r: r.json())
+
+
 def without_a_loop(key: ReceiptKey) -> None:
     """The same names, and no await."""
     with sync.connect("nats://127.0.0.1:4222", namespace="prod", provision=True, lease=30) as toolkit:
@@ -473,4 +494,5 @@ def without_a_loop(key: ReceiptKey) -> None:
         fact = RunNoticeFact("build", "ok")
         assert_type(run.notices.file(step="s", request_id="q", addressee="a", fact=fact), FiledNotice)
         assert_type(toolkit.notices.watch(run="r", addressee="a"), Iterator[Notice])
+        run.execute("pay", {}, lambda: 1, verify=looking_there())
     sync.connect(17)  # pyright: ignore[reportArgumentType]
