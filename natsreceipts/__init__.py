@@ -26,6 +26,7 @@ from natsreceipts.errors import (
     InvalidName,
     InvalidSetting,
     InvalidTranscript,
+    KeyMissing,
     LeaseLost,
     NatsReceiptsError,
     NoActiveRun,
@@ -42,6 +43,8 @@ from natsreceipts.errors import (
     ReceiptError,
     ResultNotSet,
     ResultTypeMismatch,
+    SealBroken,
+    SealedError,
     ServerUnavailable,
     SessionBusy,
     SessionConflict,
@@ -57,7 +60,7 @@ from natsreceipts.notice_record import FiledNotice, Notice, NoticeSpec, NoticeSt
 from natsreceipts.notice_table import render_notices
 from natsreceipts.notices import NoticeBoard
 from natsreceipts.provisioning import Provisioned, provision
-from natsreceipts.receipt import Receipt, Revision
+from natsreceipts.receipt import Receipt, Revision, Sealed
 from natsreceipts.receipts import ReceiptStore
 from natsreceipts.reconcile import ReconcileReport, RecoveredCall
 from natsreceipts.run import Run
@@ -112,6 +115,7 @@ __all__ = [
     "InvalidName",
     "InvalidSetting",
     "InvalidTranscript",
+    "KeyMissing",
     "Landed",
     "LeaseLost",
     "LeftOut",
@@ -148,6 +152,9 @@ __all__ = [
     "Revision",
     "Run",
     "RunNoticeFact",
+    "SealBroken",
+    "Sealed",
+    "SealedError",
     "ServerTime",
     "ServerUnavailable",
     "SessionBusy",

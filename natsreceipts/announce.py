@@ -16,6 +16,7 @@ from natsreceipts.errors import (
     NotRecorded,
     PayloadMissing,
     ReceiptErased,
+    SealedError,
     UnsupportedRecord,
 )
 from natsreceipts.identity import ReceiptKey, name_from_token, split_kv_key
@@ -35,6 +36,7 @@ NEEDS_A_PERSON: dict[type[Exception], str] = {
     AmbiguousCall: "ambiguous-call",
     NotRecorded: "call-not-recorded",
     PayloadMissing: "payload-missing",
+    SealedError: "payload-sealed",
     ReceiptErased: "receipt-erased",
     CorruptRecord: "receipt-corrupt",
     UnsupportedRecord: "receipt-unsupported",

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from natsreceipts.errors import CallWithdrawn
+from natsreceipts.seals import sealed_error, sealed_payload
 from natsreceipts.wire import ErrorInfo, ReceiptRecord, ResolvedBy, Status
 
 if TYPE_CHECKING:
     from natsreceipts.decision import Decision, Effect
     from natsreceipts.entries import SessionEntry
     from natsreceipts.identity import ReceiptKey
+    from natsreceipts.seals import SealingKey
     from natsreceipts.seen import Seen
 
 __all__ = ["Attempt", "Blocked", "Ending", "Judged", "Lost", "Resolution", "Write", "margin_of"]
@@ -108,6 +110,7 @@ class Attempt:
         "overshadowed",
         "revision",
         "running",
+        "sealing",
         "sent",
         "settling",
         "token",
@@ -123,6 +126,8 @@ class Attempt:
         """Where in a session the call was asked for; in the ambient scope perhaps in one of several."""
         self.args: bytes | None = None
         """The arguments to keep in the receipt, a payload's JSON."""
+        self.sealing: SealingKey | None = None
+        """What its results, steps, arguments and errors are sealed with; None where nothing is sealed."""
         self.revision = 0
         """The revision by which this attempt holds the call, or by which it ended; 0 before that."""
         self.number = 0
@@ -183,6 +188,14 @@ class Attempt:
         for entry in self.entries:
             if entry.seq <= fences.get(entry.token, -1):
                 raise CallWithdrawn(self.key, entry=entry)
+
+    def sealed(self, place: str, payload: bytes) -> bytes:
+        """A payload's JSON as it is written at ``place`` of the record."""
+        return payload if self.sealing is None else sealed_payload(self.sealing, self.key, place, payload)
+
+    def sealed_error(self, error: ErrorInfo) -> ErrorInfo:
+        """An error as it is written."""
+        return error if self.sealing is None else sealed_error(self.sealing, self.key, error)
 
     def let_go(self) -> None:
         """Hold nothing any more."""

@@ -35,6 +35,7 @@ from natsreceipts.decision import (
 from natsreceipts.errors import (
     CorruptRecord,
     InvalidSetting,
+    KeyMissing,
     NatsReceiptsError,
     NotClaimed,
     NotRecorded,
@@ -54,6 +55,7 @@ from natsreceipts.fence import (
     raise_refusal,
     report,
 )
+from natsreceipts.seals import STEP, sealed_in
 from natsreceipts.seen import Seen, seen_of
 from natsreceipts.telemetry import CallSettled, DoubtSettled, WriteConflict, fields
 from natsreceipts.wire import (
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
     from natsreceipts._jetstream import Bucket, Entry
     from natsreceipts.identity import ReceiptKey
     from natsreceipts.payloads import PayloadStore
+    from natsreceipts.seals import Seals
     from natsreceipts.telemetry import Hooks, SettledAs, WriteKind
 
 __all__ = ["CLAIM_PATIENCE", "Attempts"]
@@ -163,15 +166,34 @@ class Attempts:
 
     # ------------------------------------------------------------------ reading
 
-    async def load_held(self, attempt: Attempt, payload: Payload) -> Any:
-        """The value of a payload of the record by which the attempt holds the call. Raises as `load`."""
-        return await self._payloads.load(self.name_of(attempt.key), attempt.key, attempt.revision, payload)
+    async def load_step(self, attempt: Attempt, name: str, payload: Payload) -> Any:
+        """The output of a step of the record by which the attempt holds the call. Raises as `load`."""
+        return await self._payloads.load(
+            self.name_of(attempt.key), attempt.key, attempt.revision, payload, f"{STEP}{name}"
+        )
 
-    async def load(self, seen: Seen, payload: Payload | None) -> Any:
-        """The value of a payload of a record. Raises PayloadMissing, CorruptRecord, Unreachable."""
+    async def load(self, seen: Seen, payload: Payload | None, place: str = "result") -> Any:
+        """The value of a payload at a place of a record.
+
+        Raises PayloadMissing, KeyMissing, SealBroken, CorruptRecord, Unreachable.
+        """
         if payload is None:
             raise CorruptRecord(self.name_of(seen.record.key), seen.record.key, seen.revision, "it has no result")
-        return await self._payloads.load(self.name_of(seen.record.key), seen.record.key, seen.revision, payload)
+        return await self._payloads.load(self.name_of(seen.record.key), seen.record.key, seen.revision, payload, place)
+
+    async def error_of(self, record: ReceiptRecord) -> ErrorInfo | None:
+        """The error of a record, opened where it is sealed. Raises KeyMissing, SealBroken."""
+        return await self._payloads.seals.error(record.key, record.error) if record.error is not None else None
+
+    async def prepare(self, attempt: Attempt) -> None:
+        """Get the key that what the attempt writes is sealed with, if anything is. Raises KeyMissing."""
+        if attempt.sealing is None:
+            attempt.sealing = await self._payloads.seals.sealing(attempt.key)
+
+    @property
+    def seals(self) -> Seals:
+        """What payloads, and the sessions' entries, are sealed and opened with."""
+        return self._payloads.seals
 
     async def look(self, attempt: Attempt, pace: Pace) -> Seen | None:
         """The newest revision of the attempt's key, from the leader. Raises as `get`."""
@@ -209,6 +231,8 @@ class Attempts:
         NotClaimed and what `get` raises; nothing of ours stays behind that this process would not recognise as given
         up. Of very many claims some wait until others have their answer.
         """
+        # Before anything is written: a settle must not fail for want of a key.
+        await self.prepare(attempt)
         pace = self.pace(attempt.lease, patience=CLAIM_PATIENCE)
         try:
             if await self._door.enter():
@@ -408,7 +432,7 @@ class Attempts:
         attempt.claimed_as = effect
         fields: dict[str, Any] = {}
         if attempt.args is not None:
-            fields["args"] = Payload.model_validate_json(attempt.args)
+            fields["args"] = Payload.model_validate_json(attempt.sealed("args", attempt.args))
         if seen is not None:
             for name in ("steps", "fences"):
                 if (value := getattr(seen.record, name)) is not None:
@@ -441,14 +465,18 @@ class Attempts:
     # ------------------------------------------------------------------ holding
 
     async def renew(
-        self, attempt: Attempt, pace: Pace, step: dict[str, Payload] | None = None, *, entering: bool = False
+        self, attempt: Attempt, pace: Pace, step: tuple[str, bytes] | None = None, *, entering: bool = False
     ) -> Lost | None:
-        """Renew the lease, and record the output of a ``step`` with it.
+        """Renew the lease, and record the output of a ``step`` (its name and a payload's JSON) with it.
 
         None: the attempt holds the call for another lease from ``attempt.sent`` on, and the step stands. ``entering``:
         before the body, a record that became opaque over an earlier attempt is lost, not taken back. Raises
         `NotWritten` and `InDoubt` at the pace's deadline, and what `get` raises.
         """
+        recorded: dict[str, Payload] = {}
+        if step is not None:
+            name, output = step
+            recorded[name] = Payload.model_validate_json(attempt.sealed(f"{STEP}{name}", output))
         while True:
             if attempt.held.status not in ("running", "ambiguous"):
                 raise InDoubt(Unreachable(f"{attempt.kv_key} has ended and is not renewed"))
@@ -457,7 +485,7 @@ class Attempts:
             fields: dict[str, Any] = {}
             if step is not None:
                 attempt.body = None
-                fields["steps"] = {**(attempt.held.steps or {}), **step}
+                fields["steps"] = {**(attempt.held.steps or {}), **recorded}
             write = Write.of(self._next(attempt, status="running", **fields), expected=attempt.revision)
             write = await self._fitted(attempt, write, pace)
             outcome = await advance(
@@ -593,19 +621,20 @@ class Attempts:
 
     def _ended(self, attempt: Attempt, ending: Ending) -> Write:
         status, error = ending.status, ending.error
-        if attempt.body is not None and ending.result is not None:
+        result = attempt.sealed("result", ending.result) if ending.result is not None else None
+        if attempt.body is not None and result is not None:
             nonce = self._bucket.nonce()
-            value = fresh_receipt(attempt.body, write=nonce, status=status, result=ending.result)
+            value = fresh_receipt(attempt.body, write=nonce, status=status, result=result)
             return Write(value, expected=attempt.revision, nonce=nonce, token=attempt.token)
         if error is not None and error.not_applied and attempt.held.open:
             # An earlier attempt may have had the effect, so this one cannot speak for the call.
             error = error.model_copy(update={"not_applied": False})
             status = "ambiguous" if attempt.held.effect is Effect.OPAQUE else "failed"
         fields: dict[str, Any] = {}
-        if ending.result is not None:
-            fields["result"] = Payload.model_validate_json(ending.result)
+        if result is not None:
+            fields["result"] = Payload.model_validate_json(result)
         if error is not None:
-            fields["error"] = error
+            fields["error"] = attempt.sealed_error(error)
         return Write.of(self._next(attempt, status=status, **fields), expected=attempt.revision)
 
     # ------------------------------------------------------------------ judging
@@ -670,16 +699,22 @@ class Attempts:
         """Settle a call from outside, on the revision that was looked at. What stands then; None: it had moved.
 
         The holder stays on record, so that an attempt that comes back late recognises what became of its call.
-        Raises `NotWritten` and `InDoubt`.
+        Raises `NotWritten` and `InDoubt`, and KeyMissing.
         """
         record = standing.record
+        if resolution.result is not None:
+            await self.prepare(attempt)
+            if attempt.sealing is None and (key_id := sealed_in(record)) is not None:
+                # A result in plain beside what is sealed is not what its owner wants.
+                raise KeyMissing(attempt.key, tenant=attempt.key.tenant, key_id=key_id, what="record")
         fields: dict[str, Any] = {
             name: getattr(record, name)
             for name in record.model_fields_set
             if name not in ("write", "status", "result", "error", "resolved", "open")
         }
         if resolution.result is not None:
-            fields |= {"status": "completed", "result": Payload.model_validate_json(resolution.result)}
+            result = Payload.model_validate_json(attempt.sealed("result", resolution.result))
+            fields |= {"status": "completed", "result": result}
         else:
             error = ErrorInfo(type="NotApplied", message=resolution.by.reason, not_applied=True)
             fields |= {"status": "failed", "error": error}

@@ -16,6 +16,7 @@ from natsreceipts.errors import (
     InvalidSetting,
     NotClaimed,
     ReceiptErased,
+    SealedError,
     UnsupportedRecord,
 )
 from natsreceipts.fence import InDoubt, NotWritten
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from natsreceipts.identity import ReceiptKey
     from natsreceipts.options import CallOptions
     from natsreceipts.seen import Seen
+    from natsreceipts.wire import ReceiptRecord
 
 __all__ = ["Entering", "recorded"]
 
@@ -182,8 +184,7 @@ class Entering:
         if judged is not None:
             verdict, cause = await self._ask()
             if isinstance(verdict, Unknown):
-                error = judged.record.error
-                detail = f"{error.type}: {error.message}" if error else ""
+                detail = await self._detail(judged.record)
                 if cause is not None:
                     detail += f"; and verify= failed: {cause}"
                 raise AmbiguousCall(
@@ -200,6 +201,16 @@ class Entering:
                     failure.cause
                 ) from failure.cause
         return await store.look(attempt, store.pace(self._options.lease, patience=CLAIM_PATIENCE))
+
+    async def _detail(self, record: ReceiptRecord) -> str:
+        error = record.error
+        if error is None:
+            return ""
+        try:
+            error = await self._store.error_of(record) or error
+        except SealedError as sealed:
+            return f"{error.type}, whose text cannot be opened: {sealed}"
+        return f"{error.type}: {error.message}"
 
     def _resolution(self, verdict: Landed | NotLanded) -> Resolution:
         name = getattr(self._options.verify, "__qualname__", type(self._options.verify).__name__)

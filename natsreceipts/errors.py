@@ -26,6 +26,7 @@ __all__ = [
     "InvalidName",
     "InvalidSetting",
     "InvalidTranscript",
+    "KeyMissing",
     "LeaseLost",
     "NatsReceiptsError",
     "NoActiveRun",
@@ -42,6 +43,8 @@ __all__ = [
     "ReceiptError",
     "ResultNotSet",
     "ResultTypeMismatch",
+    "SealBroken",
+    "SealedError",
     "ServerUnavailable",
     "SessionBusy",
     "SessionConflict",
@@ -390,6 +393,48 @@ class PayloadMissing(ReceiptError):
             key,
             f"{done}, and its payload {name!r} is missing or damaged in object store {store!r}; it is not executed "
             f"again. {way_out}",
+        )
+
+
+class SealedError(ReceiptError):
+    """Something that is sealed cannot be opened, or sealed: see `KeyMissing` and `SealBroken`.
+
+    It is never treated as absent: a completed call whose result cannot be opened is not executed again. ``tenant``
+    says whose key it is about, ``key_id`` which (None: the one that is sealed with now), ``what`` what is sealed.
+    """
+
+    def __init__(self, key: ReceiptKey | str, message: str, *, tenant: str, key_id: str | None, what: str) -> None:
+        self.tenant = tenant
+        self.key_id = key_id
+        self.what = what
+        super().__init__(key, message)
+
+
+class KeyMissing(SealedError):
+    """There is no key to open it with, or to seal it with: it was not given here, or the data was shredded."""
+
+    def __init__(self, key: ReceiptKey | str, *, tenant: str, key_id: str | None, what: str) -> None:
+        if key_id is None:
+            says = f"tenant {tenant!r} has no key to seal with, so nothing was written: give it one"
+        else:
+            says = (
+                f"its {what} is sealed with key {key_id!r} of tenant {tenant!r}, which is not to be had here: connect "
+                f"with a cipher that has it. If that key was deleted, so was this"
+            )
+        super().__init__(key, says, tenant=tenant, key_id=key_id, what=what)
+
+
+class SealBroken(SealedError):
+    """The key of that id does not open it: it is another key, or what is sealed was changed or put in another place."""
+
+    def __init__(self, key: ReceiptKey | str, *, tenant: str, key_id: str, what: str) -> None:
+        super().__init__(
+            key,
+            f"its {what} does not open with key {key_id!r} of tenant {tenant!r}: that is not the key it was sealed "
+            f"with, or somebody has changed it or put it in another place; it is not executed again",
+            tenant=tenant,
+            key_id=key_id,
+            what=what,
         )
 
 

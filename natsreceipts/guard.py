@@ -43,7 +43,7 @@ from natsreceipts.options import CallOptions, takes_argument
 from natsreceipts.payload import NotEncodable
 from natsreceipts.result_types import encoded, typed
 from natsreceipts.telemetry import CallDecided, LostLease, RenewalFailed, fields
-from natsreceipts.wire import Payload, Recorded, encode_payload, error_info
+from natsreceipts.wire import Recorded, encode_payload, error_info
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -303,7 +303,7 @@ class Call:
         output = (attempt.held.steps or {}).get(name)
         if output is not None:
             try:
-                return cast("_T", await self._store.load_held(attempt, output))
+                return cast("_T", await self._store.load_step(attempt, name, output))
             except PayloadMissing as missing:
                 raise PayloadMissing(self.key, store=missing.store, name=missing.name, step=name) from None
         if self.lost:
@@ -321,7 +321,7 @@ class Call:
                 if self._state != "open":
                     raise LeaseLost(self.key, f"it ended before its step {name!r} did", result=made, has_result=True)
                 pace = self._store.pace(self._options.lease, patience=self._options.lease)
-                lost = await self._store.renew(attempt, pace, {name: Payload.model_validate_json(payload)})
+                lost = await self._store.renew(attempt, pace, (name, payload))
         except LeaseLost:
             raise
         except (NotWritten, InDoubt, NotEncodable, NatsReceiptsError) as failure:

@@ -14,7 +14,17 @@ if TYPE_CHECKING:
     from natsreceipts.identity import ReceiptKey
     from natsreceipts.wire import ErrorInfo, ReceiptRecord, ResolvedBy, Status
 
-__all__ = ["Receipt", "Revision"]
+__all__ = ["Receipt", "Revision", "Sealed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """In the place of a result, arguments or an error's text that could not be opened here: by which key they are."""
+
+    key_id: str
+
+    def __str__(self) -> str:
+        return f"(sealed with key {self.key_id})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +32,8 @@ class Receipt:
     """A receipt as it stands in the bucket.
 
     ``updated`` is the server's timestamp of this revision. ``result`` is the recorded result (None where there is
-    none, or where None was the result: ``status`` tells), ``error`` what the last attempt ended in.
+    none, or where None was the result: ``status`` tells), ``error`` what the last attempt ended in. What is sealed, and
+    cannot be opened here, is a `Sealed` in its place (only ``get`` raises).
     """
 
     key: ReceiptKey

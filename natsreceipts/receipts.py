@@ -19,6 +19,7 @@ from natsreceipts.errors import (
     NotClaimed,
     NotResolvable,
     ReceiptErased,
+    SealedError,
     StaleRevision,
     Unreachable,
     UnsupportedRecord,
@@ -28,7 +29,7 @@ from natsreceipts.errors import (
 from natsreceipts.fence import InDoubt, NotWritten, Pace, clock, newest, patiently, raise_refusal
 from natsreceipts.identity import ReceiptKey, key_token, split_kv_key
 from natsreceipts.notice import check_text
-from natsreceipts.receipt import Receipt, Revision
+from natsreceipts.receipt import Receipt, Revision, Sealed
 from natsreceipts.resolving import (
     UNSET,
     check_notifiable,
@@ -37,9 +38,10 @@ from natsreceipts.resolving import (
     names_of,
     resolution_of,
 )
+from natsreceipts.seals import STEP
 from natsreceipts.seen import Seen, seen_of
 from natsreceipts.server_time import ServerTime
-from natsreceipts.wire import Payload, ReceiptRecord, Status
+from natsreceipts.wire import ErrorInfo, Payload, ReceiptRecord, Status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -78,13 +80,13 @@ class ReceiptStore:
         """The receipt of a call (a ReceiptKey or its KV key), or None where none was ever written.
 
         Reads from the leader, for up to 5 s. Raises ReceiptErased, CorruptRecord, UnsupportedRecord, Unreachable,
-        PermissionDenied, NotProvisioned, BucketReplaced, InvalidName, PayloadMissing.
+        PermissionDenied, NotProvisioned, BucketReplaced, InvalidName, PayloadMissing, KeyMissing, SealBroken.
         """
         entry = await self._newest(key)
         if entry is None:
             return None
         seen = seen_of(self.bucket(key), key, entry)
-        receipt = self._view(seen)
+        receipt = await self._opened(self._view(seen), strictly=True)
         if not receipt.large:
             return receipt
         return dataclasses.replace(receipt, result=await self._attempts.load(seen, seen.record.result))
@@ -113,16 +115,16 @@ class ReceiptStore:
         revision, whole = 0, False
         while not whole:
             entries, whole = await self._since(kv_key, revision, key)
-            found.extend(self._revision(key, entry) for entry in entries)
+            found += [await self._revision(key, entry) for entry in entries]
             revision = entries[-1].revision if entries else revision
         return found
 
-    def _revision(self, key: ReceiptKey | str, entry: Entry) -> Revision:
+    async def _revision(self, key: ReceiptKey | str, entry: Entry) -> Revision:
         receipt: Receipt | None = None
         problem: NatsReceiptsError | None = None
         if not entry.erased:
             try:
-                receipt = self._view(seen_of(self.bucket(key), key, entry))
+                receipt = await self._opened(self._view(seen_of(self.bucket(key), key, entry)))
             except (CorruptRecord, UnsupportedRecord) as error:
                 problem = error
         return Revision(entry.revision, _time(entry.time), receipt, entry.erased, problem, entry.value)
@@ -130,9 +132,10 @@ class ReceiptStore:
     async def payload(self, receipt: Receipt, payload: Payload) -> Any:
         """The value of a payload of a receipt's record (its result, a step, the arguments), wherever it is kept.
 
-        Raises PayloadMissing, CorruptRecord, Unreachable, PermissionDenied.
+        Raises PayloadMissing, KeyMissing, SealBroken, CorruptRecord, Unreachable, PermissionDenied.
         """
-        return await self._attempts.load(Seen(receipt.record, receipt.revision, None), payload)
+        place = _place_of(receipt.record, payload)
+        return await self._attempts.load(Seen(receipt.record, receipt.revision, None), payload, place)
 
     async def server_time(self) -> ServerTime:
         """The server's clock, by which leases end and receipts expire. Raises as `get`."""
@@ -159,7 +162,7 @@ class ReceiptStore:
         problems: list[NatsReceiptsError] = []
         async for entries in self._newest_of(pattern):
             for entry in entries:
-                receipt = self._shown(entry, unreadable or problems.append)
+                receipt = await self._shown(entry, unreadable or problems.append)
                 if receipt is not None and (status is None or receipt.status == status):
                     yield receipt
         if problems:
@@ -210,7 +213,7 @@ class ReceiptStore:
                         revision = entry.revision
                         if latest is not None:
                             latest[entry.key] = entry
-                        elif (receipt := self._shown(entry, unreadable)) is not None:
+                        elif (receipt := await self._shown(entry, unreadable)) is not None:
                             yield receipt
                 except Unreachable:
                     if bucket.closed:
@@ -219,7 +222,7 @@ class ReceiptStore:
                     continue
                 if latest is not None:
                     for entry in latest.values():
-                        if (receipt := self._shown(entry, unreadable)) is not None:
+                        if (receipt := await self._shown(entry, unreadable)) is not None:
                             yield receipt
                     latest = None
                 await hint.wait(_WATCH_EVERY)
@@ -311,7 +314,8 @@ class ReceiptStore:
             stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             entry = Entry(settled.record.key.kv_key, settled.revision, stamp, b"", erased=False)
         receipt = self._view(Seen(settled.record, settled.revision, entry))
-        return receipt if not receipt.large else dataclasses.replace(receipt, result=value)
+        sealed = isinstance(receipt.result, Sealed)
+        return dataclasses.replace(receipt, result=value) if receipt.large or sealed else receipt
 
     async def _stale(self, key: ReceiptKey | str, revision: int) -> StaleRevision:
         entry = await self._newest(key)
@@ -398,11 +402,11 @@ class ReceiptStore:
         except NatsReceiptsError as error:
             raise with_key(error, key)  # noqa: B904 - it is the same error
 
-    def _shown(self, entry: Entry, unreadable: Callable[[NatsReceiptsError], None] | None) -> Receipt | None:
+    async def _shown(self, entry: Entry, unreadable: Callable[[NatsReceiptsError], None] | None) -> Receipt | None:
         if entry.erased:
             return None
         try:
-            return self._view(seen_of(self.bucket(entry.key), entry.key, entry))
+            return await self._opened(self._view(seen_of(self.bucket(entry.key), entry.key, entry)))
         except (CorruptRecord, UnsupportedRecord) as error:
             if unreadable is None:
                 raise
@@ -410,6 +414,8 @@ class ReceiptStore:
             return None
 
     def _inline(self, seen: Seen, payload: Payload | None) -> Any:
+        if payload is not None and payload.sealed is not None:
+            return Sealed(payload.sealed.key)
         if payload is None or payload.object is not None:
             return None
         try:
@@ -418,6 +424,22 @@ class ReceiptStore:
             raise CorruptRecord(
                 self.bucket(seen.record.key), seen.record.key, seen.revision, f"payload: {error}"
             ) from error
+
+    async def _opened(self, receipt: Receipt, *, strictly: bool = False) -> Receipt:
+        """With what is sealed in it opened; what does not open stays sealed, or is raised (``strictly``)."""
+        record = receipt.record
+        seen = Seen(record, receipt.revision, None)
+        found: dict[str, Any] = {}
+        try:
+            for place in ("result", "args"):
+                if isinstance(getattr(receipt, place), Sealed):
+                    found[place] = await self._attempts.load(seen, getattr(record, place), place)
+            if record.error is not None and record.error.sealed is not None:
+                found["error"] = await self._attempts.error_of(record)
+        except SealedError:
+            if strictly:
+                raise
+        return dataclasses.replace(receipt, **found) if found else receipt
 
     def _view(self, seen: Seen) -> Receipt:
         record = seen.record
@@ -431,7 +453,7 @@ class ReceiptStore:
             effect=record.effect,
             result=self._inline(seen, record.result),
             large=record.result is not None and record.result.object is not None,
-            error=record.error,
+            error=_shown_error(record.error),
             resolved=record.resolved,
             args=self._inline(seen, record.args),
             steps=tuple(record.steps or ()),
@@ -448,6 +470,18 @@ async def _after(bucket: Bucket, pattern: str, revision: int) -> AsyncIterator[E
         for entry in entries:
             revision = entry.revision
             yield entry
+
+
+def _shown_error(error: ErrorInfo | None) -> ErrorInfo | None:
+    if error is None or error.sealed is None:
+        return error
+    return error.model_copy(update={"message": str(Sealed(error.sealed.key))})
+
+
+def _place_of(record: ReceiptRecord, payload: Payload) -> str:
+    """Where a payload stands in a record: what it is sealed is bound to that."""
+    step = next((name for name, each in (record.steps or {}).items() if each is payload), None)
+    return f"{STEP}{step}" if step is not None else "args" if payload is record.args else "result"
 
 
 def _time(nanoseconds: int) -> dt.datetime:

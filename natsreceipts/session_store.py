@@ -27,6 +27,7 @@ from natsreceipts.errors import (
 )
 from natsreceipts.fence import InDoubt, Landed, NotWritten, Pace, newest, patiently, raise_refusal, report
 from natsreceipts.identity import key_token
+from natsreceipts.seals import Seals
 from natsreceipts.wire import CloseInfo, EntryKind, EntryRecord, ReceiptSaid, read_entry
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ __all__ = ["SessionStore", "entry_id_of", "stream_mark"]
 _ROOM = 512
 """Bytes kept free below the server's max_payload for an entry's headers."""
 
+_SEAL = 256
+"""Bytes that a seal adds at most, beside what base64 does."""
+
 _LOST: Any = object()
 
 
@@ -51,7 +55,14 @@ class SessionStore:
     """
 
     def __init__(
-        self, bucket: Bucket, tenant: str, session: str, *, dialect: str | None, pace: Callable[[], Pace]
+        self,
+        bucket: Bucket,
+        tenant: str,
+        session: str,
+        *,
+        dialect: str | None,
+        pace: Callable[[], Pace],
+        seals: Seals | None = None,
     ) -> None:
         for what, name in (("tenant", tenant), ("session", session)):
             try:
@@ -81,6 +92,9 @@ class SessionStore:
         self._branch: tuple[str | None, Branch] | None = None
         self._loaded = False
         self._in_doubt: EntryRecord | None = None
+        self._doubtful_value = b""
+        """As it was sent: sealed again, it would be other bytes."""
+        self._seals = seals or Seals(None)
         self._lock = asyncio.Lock()
 
     @property
@@ -103,7 +117,8 @@ class SessionStore:
         record = self._record("message", body, run=run, close=None, receipt=receipt)
         name = receipt.tool_call_id if receipt is not None else ""
         value = record.to_bytes()
-        return len(value) + len(to_json(name)) <= self._room and _reads_back(value)
+        size = len(value) if not self._seals.on else len(value) * 4 // 3 + _SEAL
+        return size + len(to_json(name)) <= self._room and _reads_back(value)
 
     @property
     def _room(self) -> int:
@@ -159,7 +174,7 @@ class SessionStore:
                 found, whole = await patiently(
                     pace, lambda timeout, after=after: self.bucket.since(self.key, after, timeout=timeout)
                 )
-                missed += [self._take(entry) for entry in found]
+                missed += [await self._take(entry) for entry in found]
             last = await newest(self.bucket, self.key, pace)
             if last is None or last.revision <= self.last_seq:
                 break
@@ -174,8 +189,14 @@ class SessionStore:
         self._loaded = True
         return tuple(missed)
 
-    def _take(self, entry: Entry) -> SessionEntry:
+    async def _take(self, entry: Entry) -> SessionEntry:
         record = read_entry(self.bucket.name, self.key, entry.revision, entry.value)
+        if record.sealed is not None:
+            try:
+                record = await self._seals.opened_entry(self.tenant, self.key, entry.revision, record)
+            except ValueError as error:
+                why = f"what is sealed in it: {error}"
+                raise CorruptRecord(self.bucket.name, self.key, entry.revision, why, of_session=True) from error
         if record.dialect not in DIALECTS:
             why = f"its dialect {record.dialect[:40]!r} is not known to this version"
             raise CorruptRecord(self.bucket.name, self.key, entry.revision, why, of_session=True)
@@ -285,16 +306,16 @@ class SessionStore:
         )
 
     async def _write(self, record: EntryRecord, pace: Pace) -> SessionEntry:
-        value = record.to_bytes()
+        again = self._in_doubt is record
+        if not again and not _reads_back(record.to_bytes()):
+            raise InvalidTranscript(self.dialect, 0, "it is nested too deeply to be read back")
+        value = self._doubtful_value if again else await self._value_of(record)
         if len(value) > self._room:
             raise InvalidSetting(
                 f"session {self.session} of {self.tenant}: an entry of {len(value):,} bytes is more than the server "
                 f"takes ({self._room:,}); nothing was appended. Keep large contents elsewhere, and a reference in it"
             )
-        if not _reads_back(value):
-            raise InvalidTranscript(self.dialect, 0, "it is nested too deeply to be read back")
-        again = self._in_doubt is record
-        self._in_doubt = record
+        self._in_doubt, self._doubtful_value = record, value
         try:
             outcome = await report(
                 self.bucket,
@@ -336,6 +357,9 @@ class SessionStore:
             self._head = _LOST
             return self.same(there, record.body)
         raise self._conflict(missed)
+
+    async def _value_of(self, record: EntryRecord) -> bytes:
+        return (await self._seals.sealed_entry(self.tenant, self.key, record)).to_bytes()
 
     def same(self, entry: SessionEntry, body: Message) -> SessionEntry:
         """The entry, where it says what an append under its id is to say. Raises InvalidSetting."""

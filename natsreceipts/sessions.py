@@ -120,7 +120,9 @@ class Sessions:
         ``pydantic-ai``, ``langchain`` and ``neutral``; by default that of its first entry, or ``neutral``. Raises
         InvalidName and InvalidSetting.
         """
-        store = SessionStore(self._bucket, tenant, session, dialect=dialect, pace=self._pace)
+        store = SessionStore(
+            self._bucket, tenant, session, dialect=dialect, pace=self._pace, seals=self._attempts.seals
+        )
         return SessionLog(store, self._attempts, digest=self._digest)
 
 

@@ -96,4 +96,6 @@ async def settled_since(
         if revision is None:
             raise Moved
         said = said.model_copy(update={"revision": revision})
-    return Settled(close, said, failure_of(record), is_error=True, why="it was settled that it had no effect")
+    return Settled(
+        close, said, await failure_of(attempts, record), is_error=True, why="it was settled that it had no effect"
+    )

@@ -33,11 +33,12 @@ _TOO_LARGE = (
 )
 
 
-def failure_of(record: ReceiptRecord) -> str:
-    """What a model is told of a receipt that has failed."""
+async def failure_of(attempts: Attempts, record: ReceiptRecord) -> str:
+    """What a model is told of a receipt that has failed. Raises KeyMissing, SealBroken."""
     if record.resolved is not None:
         return failure_text(None, record.resolved.reason)
-    return failure_text(record.error.message if record.error is not None else None)
+    error = await attempts.error_of(record)
+    return failure_text(error.message if error is not None else None)
 
 
 def result_message(

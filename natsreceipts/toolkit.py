@@ -23,6 +23,7 @@ from natsreceipts.payloads import PayloadStore
 from natsreceipts.provisioning import agreed, check_number, check_usable, partitioned, wanted
 from natsreceipts.receipts import ReceiptStore
 from natsreceipts.run import Executions, Run
+from natsreceipts.seals import Seals
 from natsreceipts.server_version import OLDEST_SERVER, is_old
 from natsreceipts.session_store import stream_mark
 from natsreceipts.sessions import Sessions
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from natsreceipts._jetstream import Bucket, Finding, JetStreamBucket
     from natsreceipts.provisioning import Wanted
+    from natsreceipts.seals import Cipher
     from natsreceipts.telemetry import Hook
 
 __all__ = ["Toolkit", "connect"]
@@ -130,6 +132,7 @@ async def connect(
     *,
     namespace: str = "",
     digest: Digest = sha256_hex,
+    cipher: Cipher | None = None,
     provision: bool = False,
     replicas: int = 1,
     history: int = 8,
@@ -146,8 +149,10 @@ async def connect(
 
     ``servers_or_client``: a URL, several, or a connected nats-py client, which is not closed. ``namespace``
     prefixes every bucket and stream (``prod-receipts``). ``digest`` is how arguments are hashed, the same for every
-    worker of a bucket. ``provision`` makes missing buckets, with ``replicas``, ``history`` (revisions kept of a key, at
-    least 8) and ``retention`` (seconds until a receipt expires and its call can run again; 0: never); a bucket
+    worker of a bucket. ``cipher`` (`natsreceipts.cipher.Cipher`) seals results, steps, stored arguments, errors' texts
+    and session bodies with the tenant's key. ``provision`` makes missing buckets, with ``replicas``, ``history``
+    (revisions kept of a key, at least 8) and ``retention`` (seconds until a receipt expires and its call can run
+    again; 0: never); a bucket
     that is there is never changed. ``partitions``: in how many buckets (``receipts-0``, …; 1 to 64) the receipts are,
     all of a run in one of them; by default as many as there are, or one (``receipts``). The number is fixed when they
     are made. ``lease``: seconds, the default of every call. ``inline_limit``: bytes of a record
@@ -175,6 +180,8 @@ async def connect(
     stores = stores_of(partitions=partitions)
     if not callable(digest):
         raise InvalidSetting(f"digest={brief(digest)}: use sha256_hex or hmac_digest(secret)")
+    if cipher is not None and not (hasattr(cipher, "current") and hasattr(cipher, "named")):
+        raise InvalidSetting(f"cipher={type(cipher).__name__}: use natsreceipts.cipher.Cipher(keys)")
     async with opened(servers, connect_timeout=connect_timeout, options=connection) as link:
         if provision:
             check_usable(stores, lease=options.lease)
@@ -214,7 +221,12 @@ async def connect(
                 options.lease,
                 least,
             )
-        payloads = PayloadStore(objects, inline_limit=inline_limit)
+        if cipher is not None and digest is sha256_hex:
+            _log.warning(
+                "what calls leave is sealed, and the hash of their arguments in its key is a plain one: whoever reads "
+                "the bucket can test a guess of the arguments against it. Give a new bucket digest=hmac_digest(secret)"
+            )
+        payloads = PayloadStore(objects, inline_limit=inline_limit, seals=Seals(cipher))
         attempts = Attempts(bucket, payloads, worker=worker, session_stream=stream_mark(stream), hooks=telling)
         board = NoticeBoard(notices)
         announcer = Announcer(board, bucket.nonce)

@@ -304,7 +304,9 @@ class Waker:
         opaque = stricter(recorded, case.effect or Effect.READ) is Effect.OPAQUE
         if record.status == "failed" and (record.not_applied or not opaque):
             await self._fence(evidence, position)
-            return _Told("the receipt says that it failed", value=failure_of(record), is_error=True)
+            return _Told(
+                "the receipt says that it failed", value=await failure_of(self._attempts, record), is_error=True
+            )
         if record.status == "running" and not opaque:
             return _Told("its lease is over, and it may be repeated", reason=CloseReason.REPEATABLE)
         if record.status == "running" and recorded is Effect.OPAQUE and not self._dry_run:

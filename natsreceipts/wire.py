@@ -35,6 +35,7 @@ __all__ = [
     "ReceiptSaid",
     "Recorded",
     "ResolvedBy",
+    "SealedBox",
     "Status",
     "encode_payload",
     "error_info",
@@ -69,30 +70,59 @@ class _Wire(pydantic.BaseModel):
         return self.__pydantic_serializer__.to_json(self, by_alias=True, exclude_unset=True)
 
 
+class SealedBox(_Wire):
+    """What is sealed, in base64: nonce, ciphertext and tag. ``key`` is the id of one of the tenant's keys."""
+
+    key: str
+    data: str
+
+    def raw(self) -> bytes:
+        """What is sealed, as bytes. Raises ValueError."""
+        try:
+            return base64.b64decode(self.data, validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"not base64: {error}") from error
+
+
 class ObjectRef(_Wire):
-    """Where a payload is that was moved to the object store. ``size`` in bytes."""
+    """Where a payload is that was moved to the object store. ``size`` in bytes.
+
+    ``sealed_with``: the id of the key that it is sealed with; the object is then what a `SealedBox` holds.
+    """
 
     name: str
     digest: str
     size: int
+    sealed_with: str | None = None
 
 
 class Payload(_Wire):
-    """A result, a step's output or stored arguments: exactly one of the three forms."""
+    """A result, a step's output or stored arguments: exactly one of the four forms."""
 
     json_value: Any = Field(default=None, alias="json")
     msgpack: str | None = None
     object: ObjectRef | None = None
+    sealed: SealedBox | None = None
 
     @pydantic.model_validator(mode="after")
     def _one_form(self) -> Self:
         given = self.model_fields_set
-        if len(given) != 1 or (given != {"json_value"} and self.msgpack is None and self.object is None):
-            raise ValueError("a payload has one of json, msgpack and object")
+        others = (self.msgpack, self.object, self.sealed)
+        if len(given) != 1 or (given != {"json_value"} and others == (None, None, None)):
+            raise ValueError("a payload has one of json, msgpack, object and sealed")
         return self
 
+    @property
+    def sealed_with(self) -> str | None:
+        """The id of the key that it is sealed with, wherever it is kept."""
+        if self.sealed is not None:
+            return self.sealed.key
+        return self.object.sealed_with if self.object is not None else None
+
     def value(self) -> Any:
-        """The recorded value. Raises ValueError where it is unreadable, or in the object store."""
+        """The recorded value. Raises ValueError where it is unreadable, sealed, or in the object store."""
+        if self.sealed is not None:
+            raise ValueError("it is sealed")
         if self.object is not None:
             raise ValueError("it is in the object store")
         if self.msgpack is None:
@@ -132,11 +162,15 @@ class Holder(_Wire):
 
 
 class ErrorInfo(_Wire):
-    """Why an attempt did not complete; ``not_applied`` speaks of the call, not of the attempt."""
+    """Why an attempt did not complete; ``not_applied`` speaks of the call, not of the attempt.
+
+    Where the message is sealed, ``message`` is empty.
+    """
 
     type: str
     message: str
     not_applied: bool = False
+    sealed: SealedBox | None = None
 
 
 def error_info(error: BaseException, *, not_applied: bool = False) -> ErrorInfo:
@@ -325,12 +359,19 @@ class EntryRecord(_Wire):
     kind: EntryKind
     run_id: str | None = None
     dialect: str
-    body: dict[str, Any]
+    body: dict[str, Any] = Field(default_factory=dict)
+    sealed: SealedBox | None = None
     close: CloseInfo | None = None
     receipt: ReceiptSaid | None = None
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.sealed is not None and self.kind in ("message", "marker", "compaction"):
+            if self.body:
+                raise ValueError("an entry that is sealed has no body beside it")
+            return self
+        if self.sealed is not None or "body" not in self.model_fields_set:
+            raise ValueError(f"a {self.kind} has a body")
         if self.kind in ("suspend", "resume"):
             ids = self.body.get("toolCallIds")
             if not isinstance(ids, list) or not all(type(each) is str for each in cast("list[object]", ids)):

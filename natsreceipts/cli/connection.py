@@ -22,7 +22,9 @@ from natsreceipts.errors import brief
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Target", "connection_flags", "target_of"]
+    from natsreceipts.cipher import Cipher
+
+__all__ = ["Target", "cipher_of", "connection_flags", "target_of"]
 
 
 def connection_flags(  # pyright: ignore[reportUnusedParameter] - only its signature is used
@@ -53,6 +55,12 @@ def connection_flags(  # pyright: ignore[reportUnusedParameter] - only its signa
         ),
     ] = None,
     no_context: Annotated[bool, typer.Option("--no-context", help="Do not use the selected context.")] = False,
+    key_file: Annotated[
+        str | None,
+        typer.Option(
+            help="Keys of sealed payloads: docs/cipher.md. [NATSRECEIPTS_KEY_FILE]", metavar="FILE", show_default=False
+        ),
+    ] = None,
     namespace: Annotated[str, typer.Option(help="Prefix of the buckets, as in connect(namespace=…).")] = "",
 ) -> None:
     """Every verb takes these."""
@@ -104,6 +112,21 @@ def target_of(flags: Mapping[str, Any]) -> Target:
     if prefix := settings.get("inbox_prefix"):
         connection["inbox_prefix"] = prefix
     return Target(servers, _seconds(settings.get("timeout", "5s")), connection)
+
+
+def cipher_of(flags: Mapping[str, Any]) -> Cipher | None:
+    """The keys that ``--key-file`` or the environment names; None where neither does. Raises `Failure`."""
+    path = flags["key_file"] or os.environ.get("NATSRECEIPTS_KEY_FILE")
+    if not path:
+        return None
+    if importlib.util.find_spec("cryptography") is None:
+        raise Failure("a key file needs cryptography, which is missing. Run: pip install 'natsreceipts[cipher]'")
+    from natsreceipts.cipher import key_file
+
+    try:
+        return key_file(path)
+    except OSError as error:
+        raise Failure(f"key file {path!r} cannot be read: {error.strerror}", Exit.USAGE) from error
 
 
 def _layers(flags: Mapping[str, Any]) -> tuple[_Settings, _Settings, _Settings]:

@@ -60,7 +60,7 @@ _OF_ERRORS: tuple[tuple[Exit, tuple[type[Exception], ...]], ...] = (
     (Exit.NOT_READY, (errors.NotProvisioned, errors.BucketReplaced)),
     (Exit.NOT_SETTLED, (errors.StaleRevision, errors.NotResolvable, errors.CallInFlight, errors.SessionBusy)),
     (Exit.NOT_SETTLED, (errors.NoticeConflict, errors.AlreadyConsumed)),
-    (Exit.UNREADABLE, (errors.CorruptRecord, errors.UnsupportedRecord, errors.PayloadMissing)),
+    (Exit.UNREADABLE, (errors.CorruptRecord, errors.UnsupportedRecord, errors.PayloadMissing, errors.SealedError)),
     (Exit.UNREADABLE, (errors.InvalidTranscript,)),
 )
 

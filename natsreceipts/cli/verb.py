@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from natsreceipts.cli.connection import connection_flags, target_of
+from natsreceipts.cli.connection import cipher_of, connection_flags, target_of
 from natsreceipts.cli.exits import Exit, Failure, exit_of
 from natsreceipts.cli.output import Out
 from natsreceipts.cli.place import Place
@@ -64,7 +64,8 @@ class Session:
         from natsreceipts.toolkit import connect
 
         servers, settings = self.connection
-        async with connect(servers, namespace=self.namespace, **settings) as toolkit:
+        cipher = cipher_of(self._flags)
+        async with connect(servers, namespace=self.namespace, cipher=cipher, **settings) as toolkit:
             yield toolkit
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
+    from natsreceipts.seals import Cipher
     from natsreceipts.telemetry import Hook
 
 __all__ = ["Toolkit", "connect"]
@@ -118,10 +119,12 @@ def connect(
     *,
     namespace: str = "",
     digest: Digest = sha256_hex,
+    cipher: Cipher | None = None,
     provision: bool = False,
     replicas: int = 1,
     history: int = 8,
     retention: float = 0.0,
+    partitions: int | None = None,
     lease: float = 30.0,
     inline_limit: int = 256 * 1024,
     worker: str | None = None,
@@ -131,7 +134,8 @@ def connect(
 ) -> AbstractContextManager[Toolkit]:
     """Connect, and give a `Toolkit` for as long as the context is open. All settings as in `natsreceipts.connect`.
 
-    ``hooks`` are called on the toolkit's own thread. The connection, the leases and all waiting are the work of an event loop in a thread of its own; the bodies of
+    ``hooks`` are called on the toolkit's own thread. The connection, the leases and all waiting are the work of an
+    event loop in a thread of its own; the bodies of
     calls run in the threads that make them. A program that ends without leaving the context closes it at its end.
 
     Raises what `natsreceipts.connect` raises, and InvalidSetting for a connected client (which belongs to another
@@ -144,10 +148,12 @@ def connect(
     settings: dict[str, Any] = {
         "namespace": namespace,
         "digest": digest,
+        "cipher": cipher,
         "provision": provision,
         "replicas": replicas,
         "history": history,
         "retention": retention,
+        "partitions": partitions,
         "lease": lease,
         "inline_limit": inline_limit,
         "worker": worker,

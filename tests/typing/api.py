@@ -57,6 +57,7 @@ from natsreceipts import (
     Toolkit,
     Unreachable,
     UnsupportedRecord,
+    cipher,
     sync,
     tool,
     verifiers,
@@ -459,6 +460,21 @@ def looking_there() -> verifiers.Verifier:
         placeholder="&",
     )
     return verifiers.http_lookup(lambda call: f"https://bank/{call.key.run}", settled_after=30, read=lambda r: r.json())
+
+
+async def sealing() -> None:
+    """Keys of sealed payloads."""
+    key = cipher.new_key("2027-01")
+    assert_type(key, cipher.Key)
+
+    async def asked(tenant: str, key_id: str | None) -> cipher.Key | None:
+        return key
+
+    for keys in (cipher.Cipher({"acme": [key]}), cipher.Cipher(asked), cipher.key_file("keys.json")):
+        async with natsreceipts.connect("nats://127.0.0.1:4222", cipher=keys):
+            pass
+    cipher.Cipher({"acme": key})  # pyright: ignore[reportArgumentType]
+    natsreceipts.connect("nats://127.0.0.1:4222", cipher=key)  # pyright: ignore[reportArgumentType]
 
 
 def without_a_loop(key: ReceiptKey) -> None:
