@@ -202,6 +202,11 @@ class Run:
         return f"Run({self.tenant!r}, {self.run!r})"
 
     @property
+    def options(self) -> CallOptions:
+        """The options of its calls that do not say others."""
+        return self._options_of({})
+
+    @property
     def notices(self) -> NoticeBoard:
         """The notices of this run, at the endpoint of its tenant. Raises InvalidName for a run that has no room there.
 

@@ -1,0 +1,88 @@
+"""Which of several equal calls in one turn of a model a call is: number 1, 2, … Pure.
+
+Two equal calls that a model makes in one turn are meant to be two, and a turn that is started again makes the same
+two. Tool-call ids cannot tell them apart, since a retried turn mints new ones. So they are numbered, by what the turn
+shows: a call takes the lowest number of its kind (the same tool, equal arguments) that no equal call of the same
+message has, and that no earlier call of the turn has brought to a result. A call that failed, or of which the model was
+told that nobody knows, has given its number back: an equal call after it is that call again, and not another one.
+
+A number that is too low replays, or is refused; one that is too high does things twice. So what is not certain to be a
+tool's own result does not count as one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from natsreceipts.errors import NotCanonical
+from natsreceipts.identity import canonical_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["Came", "Made", "Step", "call_number", "distinct_of"]
+
+
+class Made(NamedTuple):
+    """A call that a message makes: its id in the transcript, its tool, and the arguments that identify it."""
+
+    call_id: str | None
+    tool: str
+    args: object
+
+
+class Came(NamedTuple):
+    """A result of the tool's own came for the latest call of this id."""
+
+    call_id: str
+
+
+Step: TypeAlias = "Sequence[Made] | Came"
+"""A step of a turn: the calls of one message, or a result."""
+
+
+def call_number(turn: Iterable[Step], tool: str, args: object, call_id: str | None = None) -> int:
+    """Return the number of the call ``call_id`` of ``tool`` among its equals in a turn.
+
+    ``turn``: what followed the user's last message, in order, up to the message that makes this call or beyond. Where
+    that does not show the call (or it has no id), it is counted as one that comes next. Raises NotCanonical for its
+    arguments.
+    """
+    wanted = canonical_json(args)
+    came: set[int] = set()
+    numbers: dict[str, int] = {}
+    for step in turn:
+        if isinstance(step, Came):
+            if step.call_id in numbers:
+                came.add(numbers[step.call_id])
+            continue
+        taken = set(came)
+        for call in step:
+            if call.call_id is not None:
+                numbers.pop(call.call_id, None)  # an id that is used again is another call
+            if call.tool == tool and _same(call.args, wanted):
+                number = _lowest(taken)
+                taken.add(number)
+                if call.call_id is not None:
+                    numbers[call.call_id] = number
+    found = numbers.get(call_id) if call_id is not None else None
+    return _lowest(came) if found is None else found
+
+
+def distinct_of(number: int) -> str | None:
+    """Return what sets the call of this number apart, as ``distinct=`` of a call: nothing for the first."""
+    return None if number == 1 else f"call {number}"
+
+
+def _lowest(taken: set[int]) -> int:
+    number = 1
+    while number in taken:
+        number += 1
+    return number
+
+
+def _same(args: object, wanted: str) -> bool:
+    try:
+        return canonical_json(args) == wanted
+    except NotCanonical:
+        return False
