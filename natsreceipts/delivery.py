@@ -90,7 +90,7 @@ async def deliver(
             "subscription), and this is another one"
         ) from error
     beat = asyncio.get_running_loop().create_task(_keep_in_progress(msg, progress))
-    scope, told = delivered.set(delivery.number), operated.set(tell is not None)
+    scope, told = delivered.set(delivery.number), operated.set(tell)
     entries = remembered()
     try:
         yield delivery

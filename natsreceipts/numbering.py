@@ -12,15 +12,17 @@ tool's own result does not count as one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from natsreceipts.errors import NotCanonical
 from natsreceipts.identity import canonical_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["Came", "Made", "Step", "call_number", "distinct_of"]
+    from natsreceipts.dialects.base import Dialect, Message
+
+__all__ = ["Came", "Made", "NumberedCalls", "Step", "call_number", "distinct_of", "turn_of"]
 
 
 class Made(NamedTuple):
@@ -67,6 +69,46 @@ def call_number(turn: Iterable[Step], tool: str, args: object, call_id: str | No
                     numbers[call.call_id] = number
     found = numbers.get(call_id) if call_id is not None else None
     return _lowest(came) if found is None else found
+
+
+def turn_of(messages: Sequence[Message], index: int, dialect: Dialect) -> list[Step]:
+    """Return the steps of the turn that the message at ``index`` belongs to, up to the calls made with it.
+
+    A result that is marked as failed does not count as one, nor does any in a dialect that has no such mark. Raises
+    what the dialect raises for a message that is not its own.
+    """
+    first = index
+    while first > 0 and not dialect.begins_turn(messages[first - 1]):
+        first -= 1
+    steps: list[Step] = []
+    calls: list[Made] = []
+    for at in range(first, len(messages)):
+        view = dialect.view(messages[at])
+        if at > index and not view.calls:
+            break
+        if view.calls:  # where each call is a message of its own, those that stand together are one message's
+            if not calls:
+                steps.append(calls)
+            calls += [Made(call.id, call.name, call.arguments) for call in view.calls]
+            continue
+        calls = []
+        if dialect.marks_errors:
+            steps += [Came(each.id) for each in view.results if each.error_kind is None and not each.is_error]
+    return steps
+
+
+class NumberedCalls:
+    """How a tool's calls are keyed where equal ones in a turn are numbered: for ``guarded=`` of a wake.
+
+    ``args_of`` gives the arguments that identify a call, from those of the model: by default they are the same.
+    """
+
+    def __init__(self, args_of: Callable[[dict[str, Any]], Any] | None = None) -> None:
+        self._args_of = args_of
+
+    def __call__(self, arguments: dict[str, Any]) -> Any:
+        """Return the arguments that identify a call."""
+        return arguments if self._args_of is None else self._args_of(arguments)
 
 
 def distinct_of(number: int) -> str | None:

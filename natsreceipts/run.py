@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from natsreceipts.entries import SessionEntry
     from natsreceipts.notices import NoticeBoard
 
-__all__ = ["Executions", "Run", "active_run", "current_run", "delivered"]
+__all__ = ["Executions", "Run", "active_run", "current_run", "delivered", "operated"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -60,8 +60,11 @@ From the second time on receipts are probably there already, so calls read befor
 are none, so a run is not prefetched.
 """
 
-operated: ContextVar[bool] = ContextVar("natsreceipts_operated", default=False)
-"""Whether the delivery around names an operator. Its runs then have names that notices can be filed on."""
+operated: ContextVar[Callable[[Exception], Awaitable[None]] | None] = ContextVar("natsreceipts_operated", default=None)
+"""How the operator whom the delivery around names is told of an error; None where it names nobody.
+
+Where it names one, runs have names that notices can be filed on.
+"""
 
 _PREFETCH = (16 * 1024, 4 * 1024 * 1024)
 """Bytes of the largest record that is prefetched, and of all of them."""
@@ -216,7 +219,7 @@ class Run:
 
     def _check_room(self) -> None:
         """Where an operator is to hear of calls, nothing is executed of which no notice could be filed."""
-        if operated.get():
+        if operated.get() is not None:
             check_run(self.run)
 
     async def __aenter__(self) -> Self:

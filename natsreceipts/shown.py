@@ -13,6 +13,7 @@ from natsreceipts.closes import failure_text
 from natsreceipts.dialects.base import text_of
 from natsreceipts.errors import CorruptRecord, PayloadMissing, ReceiptErased, UnsupportedRecord
 from natsreceipts.fence import newest
+from natsreceipts.reported import reported
 from natsreceipts.seen import seen_of
 from natsreceipts.transcript import tool_result_message
 
@@ -44,11 +45,14 @@ async def failure_of(attempts: Attempts, record: ReceiptRecord) -> str:
 def result_message(
     store: SessionStore, told: ReceiptSaid, value: object, *, run: str | None, is_error: bool = False
 ) -> tuple[Message, str]:
-    """The message with a real result, and what the model reads of it.
+    """The message with a real result, and what the model reads of it. A failure that the tool reported is one there.
 
     Where the entry would be too large, that is a word on where the result is.
     """
     name = told.tool_name
+    value, text = reported(value)
+    if text is not None:
+        value, is_error = text, True
     message = tool_result_message(told.tool_call_id, name, value, is_error=is_error, dialect=store.dialect)
     if store.fits(message, run=run, receipt=told):
         return message, text_of(value)

@@ -34,6 +34,7 @@ from natsreceipts.attempts import CLAIM_PATIENCE
 from natsreceipts.background import all_of
 from natsreceipts.closes import CloseReason, close_calls, close_reason
 from natsreceipts.decision import Ambiguous, Effect, stricter
+from natsreceipts.dialects import dialect_named
 from natsreceipts.dialects.base import ErrorKind
 from natsreceipts.errors import (
     CorruptRecord,
@@ -49,6 +50,7 @@ from natsreceipts.errors import (
 )
 from natsreceipts.fence import clock, newest
 from natsreceipts.identity import ReceiptKey, args_hash
+from natsreceipts.numbering import NumberedCalls, call_number, distinct_of, turn_of
 from natsreceipts.reconcile import ReconcileReport, RecoveredCall, closable
 from natsreceipts.seen import Seen, seen_of
 from natsreceipts.settled_since import Moved, Settled, settled_since, unsettled
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
 
     from natsreceipts._jetstream import Bucket, Clock
     from natsreceipts.attempts import Attempts
+    from natsreceipts.dialects.base import Message
     from natsreceipts.entries import CallSite, SessionEntry
     from natsreceipts.fence import Pace
     from natsreceipts.identity import Digest
@@ -174,7 +177,8 @@ class Waker:
             orphans, closes = closable(self._store), unsettled(branch)
             if not orphans and not closes:
                 return ReconcileReport(tuple(recovered), position)
-            cases = [self._case(orphan, branch.sites[orphan.tool_call_id]) for orphan in orphans]
+            messages = [cast("Message", entry.message) for entry in branch.shown]
+            cases = [self._case(orphan, branch.sites[orphan.tool_call_id], messages) for orphan in orphans]
             try:
                 told = await self._judged(cases, position)
                 settled = await all_of(self._settled(close, position) for close in closes)
@@ -186,7 +190,7 @@ class Waker:
 
     # ------------------------------------------------------------------ looking
 
-    def _case(self, orphan: OrphanToolCall, site: CallSite) -> _Case:
+    def _case(self, orphan: OrphanToolCall, site: CallSite, messages: list[Message]) -> _Case:
         how = self._guarded.get(orphan.tool_name)
         effect = self._effects.get(orphan.tool_name)
         declared = _declared_effect(how)
@@ -202,14 +206,21 @@ class Waker:
             case.why = "its arguments are no JSON object"
         else:
             try:
-                case.key = self._key(how, run, orphan.tool_name, copy.deepcopy(arguments))
+                number = self._number(how, orphan, arguments, messages)
+                case.key = self._key(how, run, orphan.tool_name, copy.deepcopy(arguments), number)
             except Exception as error:  # noqa: BLE001 - a model's arguments may be anything; nothing is known then
                 _log.warning("wake: the key of a call of %s cannot be made: %s", orphan.tool_name, error)
                 case.why = f"its key cannot be made: {error}"
         return case
 
-    def _key(self, how: Guarded, run: str, tool: str, arguments: dict[str, Any]) -> ReceiptKey:
-        distinct: str | None = None
+    def _number(self, how: Guarded, orphan: OrphanToolCall, arguments: dict[str, Any], messages: list[Message]) -> int:
+        if not isinstance(how, NumberedCalls):
+            return 1
+        turn = turn_of(messages, orphan.message_index, dialect_named(self._store.dialect))
+        return call_number(turn, orphan.tool_name, arguments, orphan.tool_call_id)
+
+    def _key(self, how: Guarded, run: str, tool: str, arguments: dict[str, Any], number: int) -> ReceiptKey:
+        distinct = distinct_of(number)
         if isinstance(how, ToolFunction):
             tool, args = how.name, cast("object", how.arguments(**arguments))
         else:

@@ -59,7 +59,7 @@ class Anthropic(BlockDialect):
                 calls.append(ToolCall(an_id(block.get("id"), "the id of a tool_use"), name, block.get("input")))
             elif kind == "tool_result":
                 call_id = an_id(block.get("tool_use_id"), "the tool_use_id of a tool_result")
-                results.append(Result(call_id, "", own_error_kind(block)))
+                results.append(Result(call_id, "", own_error_kind(block), block.get("is_error") is True))
         if calls and role != "assistant":
             raise Malformed(f"a tool_use in a message of the {role}")
         if results and role != "user":

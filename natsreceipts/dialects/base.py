@@ -85,6 +85,8 @@ class Result(NamedTuple):
     name: str
     error_kind: ErrorKind | None
     """Set on a close, a result that stands in for one that was never recorded; None on a tool's own."""
+    is_error: bool = False
+    """Whether it is marked as the result of a call that failed, in a dialect that has a mark for it."""
 
 
 class MessageView(NamedTuple):
@@ -121,6 +123,9 @@ class Dialect(ABC):
 
     name: ClassVar[str]
 
+    marks_errors: ClassVar[bool] = True
+    """Whether a result says that its call failed otherwise than in its text."""
+
     ids_recur: ClassVar[bool] = False
     """Whether a later message may use the id of an earlier call again.
 
@@ -139,6 +144,10 @@ class Dialect(ABC):
     def user_message(self, text: str) -> Message:
         """Make a message in which the user says ``text``."""
         return {"role": "user", "content": text}
+
+    def begins_turn(self, message: Message) -> bool:
+        """Whether a message is the user's own, after which a turn of the model begins."""
+        return message.get("role") == "user" and not self.view(message).results
 
     def error_kinds(self, message: Message) -> Iterable[ErrorKind | None]:
         """Return the error kind of each result in a message (`Result.error_kind`)."""

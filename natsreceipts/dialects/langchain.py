@@ -40,6 +40,7 @@ _OTHER = frozenset({
     "human", "user", "system", "developer", "function", "chat", "remove",
     "HumanMessageChunk", "SystemMessageChunk", "FunctionMessageChunk", "ChatMessageChunk",
 })  # fmt: skip
+_USERS = frozenset({"human", "user", "HumanMessageChunk"})
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "invalid_tool_call"})
 
 
@@ -60,7 +61,8 @@ class LangChain(Dialect):
             data = _data(message)
             name = data.get("name")
             call_id = an_id(data.get("tool_call_id"), "tool_call_id")
-            result = Result(call_id, name if type(name) is str else "", own_error_kind(data.get("artifact")))
+            kind_of_error, failed = own_error_kind(data.get("artifact")), data.get("status") == "error"
+            result = Result(call_id, name if type(name) is str else "", kind_of_error, failed)
             return MessageView((), (result,))
         if kind not in _OTHER:
             raise Malformed(f"it has the type {kind!r}")
@@ -83,6 +85,10 @@ class LangChain(Dialect):
     def user_message(self, text: str) -> Message:
         """Make a message in which the user says ``text``."""
         return {"type": "human", "data": {"content": text, "type": "human"}}
+
+    def begins_turn(self, message: Message) -> bool:
+        """Whether a message is the user's own."""
+        return message.get("type", message.get("role")) in _USERS
 
     def placed(self, answer: Answer, caller: Message) -> Message:
         """Return the result under its id in the request, in the form of its caller, our own field taken out."""

@@ -44,7 +44,8 @@ class Neutral(Dialect):
             tool = message.get("toolName")
             name = tool if type(tool) is str else ""
             call_id = an_id(message.get("toolCallId"), "toolCallId")
-            return MessageView((), (Result(call_id, name, error_kind_in(message.get("details"))),))
+            is_error = message.get("isError") is True
+            return MessageView((), (Result(call_id, name, error_kind_in(message.get("details")), is_error),))
         if role != "assistant":
             if isinstance(role, str) and role in _OTHER_ROLES:
                 _refuse_foreign_blocks(message.get("content"))

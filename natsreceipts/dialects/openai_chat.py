@@ -40,6 +40,7 @@ class OpenAIChat(Dialect):
     """The dialect of Chat Completions. A result has no flag for an error there; the text says it."""
 
     name = "openai-chat"
+    marks_errors = False
     ids_recur = True
 
     def view(self, message: Message) -> MessageView:

@@ -46,6 +46,7 @@ class OpenAIResponses(Dialect):
     """The dialect of Responses. A close has the status ``incomplete``."""
 
     name = "openai-responses"
+    marks_errors = False
 
     def view(self, message: Message) -> MessageView:
         """Read an item."""

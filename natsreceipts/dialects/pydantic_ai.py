@@ -59,7 +59,8 @@ class PydanticAI(BlockDialect):
             elif self.is_result(part):
                 name = an_id(part.get("tool_name"), "the tool_name of a result")
                 call_id = an_id(part.get("tool_call_id"), "the tool_call_id of a result")
-                results.append(Result(call_id, name, own_error_kind(part.get("metadata"))))
+                failed = part["part_kind"] != "tool-return" or part.get("outcome", "success") != "success"
+                results.append(Result(call_id, name, own_error_kind(part.get("metadata")), failed))
         if calls and kind != "response":
             raise Malformed("a tool-call in a request")
         if results and kind != "request":
@@ -83,6 +84,11 @@ class PydanticAI(BlockDialect):
     def user_message(self, text: str) -> Message:
         """Make a request in which the user says ``text``."""
         return {**self.empty_carrier(), "parts": [{"part_kind": "user-prompt", "content": text}]}
+
+    def begins_turn(self, message: Message) -> bool:
+        """Whether a message is a request with what the user says, and not with what a tool adds to its result."""
+        kinds = {part.get("part_kind") for part in self.blocks(message)}
+        return message.get("kind") == "request" and "user-prompt" in kinds and not self.view(message).results
 
     def placed(self, answer: Answer, caller: Message) -> Message:
         """Return the part under its id in the request, our own field taken out."""

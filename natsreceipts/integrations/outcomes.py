@@ -13,6 +13,8 @@ the receipt was deleted or is unreadable   that nobody knows what became of it; 
 done, and its recorded result is lost      that it was done, and not to do it again; or the error is raised
 the arguments are no plain JSON            that nothing was executed
 the tool raised an error                   what the framework makes of the tool's errors: it is raised
+the same, and the framework would tell     that text, and of an opaque tool that nobody knows what became of it; or
+the model in its own words (`CallRaised`)  AmbiguousCall is raised
 control flow of the framework              what the framework makes of it: it is raised, and is on record as not applied
 anything else of ours                      nothing: it is raised, and the turn has to end
 =========================================  ==========================================================================
@@ -32,8 +34,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
+from natsreceipts.announce import NEEDS_A_PERSON
 from natsreceipts.decision import Effect
-from natsreceipts.dialects.base import OWN_FIELD
 from natsreceipts.errors import (
     AmbiguousCall,
     CallInFlight,
@@ -50,14 +52,16 @@ from natsreceipts.errors import (
 )
 from natsreceipts.options import CallOptions
 from natsreceipts.reconcile import checked_effects
-from natsreceipts.run import current_run
+from natsreceipts.reported import failure, reported, success
+from natsreceipts.run import current_run, operated
 
 if TYPE_CHECKING:
+    from natsreceipts.entries import SessionEntry
     from natsreceipts.guard import Call
     from natsreceipts.identity import ReceiptKey
     from natsreceipts.run import Run
 
-__all__ = ["Body", "CallFailed", "OnUnknown", "Outcome", "ToolGuard", "current_call"]
+__all__ = ["Body", "CallFailed", "CallRaised", "NotCarriedOut", "OnUnknown", "Outcome", "ToolGuard", "current_call"]
 
 _log = logging.getLogger("natsreceipts")
 
@@ -92,6 +96,19 @@ class CallFailed(Exception):
     def __init__(self, text: str) -> None:
         self.text = text
         super().__init__(text)
+
+
+class CallRaised(Exception):
+    """Raised by a body: the tool raised ``error``, and the framework would give the model ``text`` as the result.
+
+    For the receipt that is the error. An opaque call is ambiguous then, and the model is told so beside ``text``, or
+    it would try again with other arguments.
+    """
+
+    def __init__(self, text: str, error: BaseException) -> None:
+        self.text = text
+        self.error = error
+        super().__init__(f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +170,20 @@ class ToolGuard:
             raise InvalidSetting(f"effect={declared!r} of tool {tool!r}: use one of {', '.join(Effect)}") from error
 
     async def call(
-        self, tool: str, args: object, body: Body, *, distinct: str | None = None, declared: object = None
+        self,
+        tool: str,
+        args: object,
+        body: Body,
+        *,
+        distinct: str | None = None,
+        declared: object = None,
+        entry: SessionEntry | None = None,
     ) -> Outcome:
         """Execute ``body`` once for this call, or tell what became of it.
 
         ``args``: as the model gave them, plain JSON data. ``distinct``: what sets it apart from an equal call
-        (`natsreceipts.numbering`). ``declared``: the effect that the tool declares, if any.
+        (`natsreceipts.numbering`). ``declared``: the effect that the tool declares, if any. ``entry``: the session's
+        entry with the call, where the ambient one is not it.
 
         Raises what has to end the turn (see the module), what the body raised, and with ``on_unknown="raise"``
         AmbiguousCall, CallInFlight, CallTimedOut, ReceiptErased, CorruptRecord and PayloadMissing.
@@ -168,46 +193,69 @@ class ToolGuard:
             key = run.key(tool, args, distinct=distinct)
         except NotCanonical as error:
             return Outcome(text=_NOT_CANONICAL.format(tool=tool, path=error.path, reason=error.reason))
-        options = {"effect": effect, "wait": _patience(run.options)}
+        if effect is Effect.READ:
+            # No receipt is kept under this key. A tool that keeps its own makes an equal call in its body, which must
+            # not be taken for this one.
+            distinct = f"read {distinct or ''}"
+        options: dict[str, Any] = {"effect": effect, "wait": _patience(run.options), "entry": entry}
         signal: BaseException
+        executed: list[Call] = []
+        execute = self._body(body, effect, run.options.not_applied, executed)
         try:
-            value = await run.execute(tool, args, self._body(body, effect), distinct=distinct, **options)
+            value, text = reported(await run.execute(tool, args, execute, distinct=distinct, **options))
+            return Outcome(value, text)
         except CallFailed as failed:
             return Outcome(text=failed.text)
-        except NotApplied as said:
-            if not isinstance(said, _NotCarriedOut):
-                raise
-            signal = said.signal
+        except CallRaised as raised:
+            if effect is not Effect.OPAQUE:
+                return Outcome(text=raised.text)
+            revision, attempts = (executed[0].revision, executed[0].attempt) if executed else (0, 1)
+            signal = AmbiguousCall(key, revision=revision, attempts=attempts, detail=str(raised)).because(raised.error)
+            text = f"{raised.text}\n{signal.model_text}"
+        except NotCarriedOut as said:
+            if isinstance(said.signal, CallRaised):
+                return Outcome(text=said.signal.text)
+            text, signal = None, said.signal
         except ReceiptError as error:
-            text = model_text(error, key) if self._on_unknown == "tell" else None
-            if text is None:
-                raise
-            _log.warning("the model is told of it, and the turn goes on: %s", error)
-            return Outcome(text=text)
-        else:
-            return _opened(value)
-        raise signal
+            text, signal = model_text(error, key), error
+        if text is None or self._on_unknown == "raise":
+            raise signal
+        await self._told(signal)
+        return Outcome(text=text)
 
-    def _body(self, body: Body, effect: Effect) -> Callable[[Call], Awaitable[Any]]:
+    async def _told(self, error: BaseException) -> None:
+        """The host does not see the error, so that it is said here, and to the operator of the delivery."""
+        _log.warning("the model is told of it, and the turn goes on: %s", error)
+        operator = operated.get()
+        if operator is not None and isinstance(error, tuple(NEEDS_A_PERSON)):
+            await operator(error)
+
+    def _body(
+        self, body: Body, effect: Effect, not_applied: tuple[type[BaseException], ...], executed: list[Call]
+    ) -> Callable[[Call], Awaitable[Any]]:
         async def execute(call: Call) -> Any:
+            executed.append(call)
             token = _call.set(call)
             try:
-                value = await body()
+                return success(await body())
             except CallFailed as failed:
                 if effect is not Effect.OPAQUE:
                     raise
-                return {OWN_FIELD: _FAILED, "text": failed.text}
+                return failure(failed.text)
+            except CallRaised as raised:
+                if isinstance(raised.error, (NotApplied, *not_applied)):
+                    raise NotCarriedOut(raised) from raised.error
+                raise
             except self._control_flow as signal:
-                raise _NotCarriedOut(signal) from signal
+                raise NotCarriedOut(signal) from signal
             finally:
                 _call.reset(token)
-            return {OWN_FIELD: _VALUE, "value": value} if _is_marked(value) else value
 
         return execute
 
 
-class _NotCarriedOut(NotApplied):
-    """The framework's control flow left the body: the call was not carried out, and can be made again."""
+class NotCarriedOut(NotApplied):
+    """The body says by ``signal`` that the call was not carried out, and can be made again."""
 
     def __init__(self, signal: BaseException) -> None:
         self.signal = signal
@@ -220,24 +268,6 @@ def _patience(options: CallOptions) -> float:
     return max(default, 1.2 * options.lease + 1) if options.wait == default else options.wait
 
 
-_FAILED: Final = "failed"
-_VALUE: Final = "value"
-
-
-def _is_marked(value: object) -> bool:
-    return isinstance(value, dict) and OWN_FIELD in value
-
-
-def _opened(value: Any) -> Outcome:
-    """What stands in a result that was recorded through `ToolGuard.call`."""
-    if _is_marked(value):
-        if value[OWN_FIELD] == _FAILED:
-            return Outcome(text=value["text"])
-        if value[OWN_FIELD] == _VALUE:
-            return Outcome(value=value["value"])
-    return Outcome(value=value)
-
-
 def model_text(error: NatsReceiptsError, key: ReceiptKey) -> str | None:
     """What a model may be told of an error about the call ``key``; None where the turn has to end.
 
@@ -248,6 +278,8 @@ def model_text(error: NatsReceiptsError, key: ReceiptKey) -> str | None:
         return None
     if isinstance(error, AmbiguousCall):
         return error.model_text
+    if isinstance(error, CallInFlight) and not error.retry_after:
+        return None  # it is made inside its own body: the tool is guarded twice
     if isinstance(error, CallTimedOut):
         if error.status == "ambiguous":
             return AmbiguousCall(key, revision=0, attempts=1).model_text

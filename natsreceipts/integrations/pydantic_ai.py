@@ -1,0 +1,139 @@
+"""Guarded tools for Pydantic AI: a capability that puts a receipt around every call of an agent's tools.
+
+agent = Agent(model, capabilities=[GuardedTools(effects={"search": "read"})])
+async with toolkit.run("acme", "order-42"):
+    result = await agent.run("Tell Ann that order 42 is on its way.")
+"""
+
+# The framework is an extra: its types are not there where it is not installed.
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUntypedBaseClass=false
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.exceptions import (
+    ApprovalRequired,
+    CallDeferred,
+    ModelRetry,
+    SkipToolExecution,
+    ToolFailed,
+    ToolFailedError,
+    ToolRetryError,
+    UnexpectedModelBehavior,
+)
+from pydantic_ai.messages import (
+    ModelResponse,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+
+from natsreceipts.decision import Effect
+from natsreceipts.integrations.outcomes import CallFailed, CallRaised, NotCarriedOut, ToolGuard
+from natsreceipts.integrations.pydantic_ai_messages import plain_result, tool_result
+from natsreceipts.numbering import Came, Made, call_number, distinct_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from pydantic_ai.messages import ModelMessage
+    from pydantic_ai.tools import RunContext, ToolDefinition
+
+    from natsreceipts.integrations.outcomes import OnUnknown
+    from natsreceipts.numbering import Step
+    from natsreceipts.run import Run
+
+__all__ = ["EFFECT", "GuardedTools"]
+
+EFFECT = "effect"
+"""Where a tool declares its effect in its metadata: ``@agent.tool_plain(metadata={"effect": "read"})``."""
+
+_CONTROL_FLOW = (ApprovalRequired, CallDeferred, ModelRetry, SkipToolExecution, ToolRetryError)
+
+
+class GuardedTools(AbstractCapability[Any]):
+    """Puts a receipt around every call of an agent's tools, as ``Agent(…, capabilities=[GuardedTools()])``.
+
+    ``run``: the run that the calls are made in, by default the ambient one (``async with toolkit.run(…):``).
+    ``effects``: effects by tool name, which count before the metadata of a tool; other tools are ``opaque``.
+    ``on_unknown``: whether the model is told that nobody knows what became of a call, or the error is raised (see
+    `natsreceipts.integrations.outcomes`).
+
+    A call is known by its tool and its arguments as the model gave them (where an approval changed them: as it did).
+    Equal calls of one turn are numbered (`natsreceipts.numbering`). A tool that raises ModelRetry, ApprovalRequired or
+    CallDeferred says that it has not done anything yet, and can be called again. One that raises ToolFailed has come to
+    that result.
+    """
+
+    def __init__(
+        self,
+        run: Run | None = None,
+        *,
+        effects: Mapping[str, Effect | str] | None = None,
+        on_unknown: OnUnknown = "tell",
+    ) -> None:
+        super().__init__()
+        self.guard = ToolGuard(run, effects=effects, on_unknown=on_unknown, control_flow=_CONTROL_FLOW)
+
+    @classmethod
+    def get_serialization_name(cls) -> str | None:
+        """None: it is made in code."""
+        return None
+
+    async def wrap_tool_execute(
+        self,
+        ctx: RunContext[Any],
+        *,
+        call: ToolCallPart,
+        tool_def: ToolDefinition,
+        args: dict[str, Any],
+        handler: Callable[[dict[str, Any]], Awaitable[Any]],
+    ) -> Any:
+        """Execute the tool once for this call. Raises ToolFailed where the model is to be told something else."""
+        name = call.tool_name
+        declared = (tool_def.metadata or {}).get(EFFECT)
+        opaque = self.guard.effect_of(name, declared) is Effect.OPAQUE
+
+        async def body() -> Any:
+            try:
+                return plain_result(await handler(args))
+            except ToolFailed as failed:
+                raise CallFailed(failed.message) from failed
+            except ToolFailedError as failed:
+                raise CallFailed(str(failed)) from failed
+            except UnexpectedModelBehavior as error:
+                if isinstance(error.__cause__, ModelRetry):  # it has asked for one retry too many
+                    raise NotCarriedOut(error) from error
+                raise
+            except ValidationError as error:
+                if opaque:  # its own: the arguments were validated before. The model would be asked to try again.
+                    raise CallRaised(str(error), error) from error
+                raise
+
+        turn, made = _turn(ctx.messages, call)
+        distinct = distinct_of(call_number(turn, name, made, call.tool_call_id))
+        outcome = await self.guard.call(name, call.args_as_dict(), body, distinct=distinct, declared=declared)
+        if outcome.text is not None:
+            raise ToolFailed(outcome.text)
+        return tool_result(outcome.value)
+
+
+def _turn(messages: Sequence[ModelMessage], call: ToolCallPart) -> tuple[list[Step], dict[str, Any]]:
+    """The turn that makes a call, and the arguments that the model gave it there (an approval may change them)."""
+    steps: list[Step] = []
+    args: dict[str, Any] | None = None
+    for message in reversed(messages):
+        if isinstance(message, ModelResponse):
+            made = [part for part in message.parts if isinstance(part, ToolCallPart)]
+            if args is None:
+                args = next((each.args_as_dict() for each in made if each.tool_call_id == call.tool_call_id), None)
+            steps.append([Made(each.tool_call_id, each.tool_name, each.args_as_dict()) for each in made])
+        else:
+            results = [part for part in message.parts if isinstance(part, ToolReturnPart)]
+            if not results and any(isinstance(part, UserPromptPart) for part in message.parts):
+                break
+            steps += [Came(each.tool_call_id) for each in results if each.outcome == "success"]
+    return steps[::-1], call.args_as_dict() if args is None else args
