@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pydantic_ai.messages import ModelMessage
     from pydantic_ai.tools import RunContext, ToolDefinition
 
+    from natsreceipts.entries import SessionEntry
     from natsreceipts.integrations.outcomes import OnUnknown
     from natsreceipts.numbering import Step
     from natsreceipts.run import Run
@@ -83,6 +84,10 @@ class GuardedTools(AbstractCapability[Any]):
         """None: it is made in code."""
         return None
 
+    async def entry_of(self, ctx: RunContext[Any], call: ToolCallPart) -> SessionEntry | None:
+        """The entry of a session that a claim of this call names; None: the ambient one."""
+        return None
+
     async def wrap_tool_execute(
         self,
         ctx: RunContext[Any],
@@ -115,7 +120,10 @@ class GuardedTools(AbstractCapability[Any]):
 
         turn, made = _turn(ctx.messages, call)
         distinct = distinct_of(call_number(turn, name, made, call.tool_call_id))
-        outcome = await self.guard.call(name, call.args_as_dict(), body, distinct=distinct, declared=declared)
+        entry = await self.entry_of(ctx, call)
+        outcome = await self.guard.call(
+            name, call.args_as_dict(), body, distinct=distinct, declared=declared, entry=entry
+        )
         if outcome.text is not None:
             raise ToolFailed(outcome.text)
         return tool_result(outcome.value)
