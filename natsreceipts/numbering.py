@@ -78,7 +78,7 @@ def turn_of(messages: Sequence[Message], index: int, dialect: Dialect) -> list[S
     what the dialect raises for a message that is not its own.
     """
     first = index
-    while first > 0 and not dialect.begins_turn(messages[first - 1]):
+    while first > 0 and not dialect.begins_turn(messages[first - 1], messages[first - 2] if first > 1 else None):
         first -= 1
     steps: list[Step] = []
     calls: list[Made] = []

@@ -145,8 +145,9 @@ class Dialect(ABC):
         """Make a message in which the user says ``text``."""
         return {"role": "user", "content": text}
 
-    def begins_turn(self, message: Message) -> bool:
-        """Whether a message is the user's own, after which a turn of the model begins."""
+    def begins_turn(self, message: Message, before: Message | None) -> bool:
+        """Whether a message, which follows ``before``, is the user's own, after which a turn of the model begins."""
+        del before
         return message.get("role") == "user" and not self.view(message).results
 
     def error_kinds(self, message: Message) -> Iterable[ErrorKind | None]:

@@ -86,8 +86,9 @@ class LangChain(Dialect):
         """Make a message in which the user says ``text``."""
         return {"type": "human", "data": {"content": text, "type": "human"}}
 
-    def begins_turn(self, message: Message) -> bool:
+    def begins_turn(self, message: Message, before: Message | None) -> bool:
         """Whether a message is the user's own."""
+        del before
         return message.get("type", message.get("role")) in _USERS
 
     def placed(self, answer: Answer, caller: Message) -> Message:

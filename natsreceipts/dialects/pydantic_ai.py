@@ -85,10 +85,15 @@ class PydanticAI(BlockDialect):
         """Make a request in which the user says ``text``."""
         return {**self.empty_carrier(), "parts": [{"part_kind": "user-prompt", "content": text}]}
 
-    def begins_turn(self, message: Message) -> bool:
-        """Whether a message is a request with what the user says, and not with what a tool adds to its result."""
-        kinds = {part.get("part_kind") for part in self.blocks(message)}
-        return message.get("kind") == "request" and "user-prompt" in kinds and not self.view(message).results
+    def begins_turn(self, message: Message, before: Message | None) -> bool:
+        """Whether a message is a request with what the user says, and not with what a tool adds to its result.
+
+        Requests that follow each other are merged there: what is said behind results stands with them.
+        """
+        if message.get("kind") != "request" or self.view(message).results:
+            return False
+        said = any(part.get("part_kind") == "user-prompt" for part in self.blocks(message))
+        return said and (before is None or not self.view(before).results)
 
     def placed(self, answer: Answer, caller: Message) -> Message:
         """Return the part under its id in the request, our own field taken out."""

@@ -6,5 +6,6 @@ What is the same in all of them is in `natsreceipts.integrations.outcomes`, whic
 from __future__ import annotations
 
 from natsreceipts.integrations.outcomes import CallFailed, Outcome, ToolGuard, current_call
+from natsreceipts.numbering import NumberedCalls
 
-__all__ = ["CallFailed", "Outcome", "ToolGuard", "current_call"]
+__all__ = ["CallFailed", "NumberedCalls", "Outcome", "ToolGuard", "current_call"]

@@ -65,8 +65,7 @@ class GuardedTools(AbstractCapability[Any]):
 
     A call is known by its tool and its arguments as the model gave them (where an approval changed them: as it did).
     Equal calls of one turn are numbered (`natsreceipts.numbering`). A tool that raises ModelRetry, ApprovalRequired or
-    CallDeferred says that it has not done anything yet, and can be called again. One that raises ToolFailed has come to
-    that result.
+    CallDeferred says that it has not done anything yet. One that raises ToolFailed has come to that result.
     """
 
     def __init__(
@@ -133,15 +132,19 @@ def _turn(messages: Sequence[ModelMessage], call: ToolCallPart) -> tuple[list[St
     """The turn that makes a call, and the arguments that the model gave it there (an approval may change them)."""
     steps: list[Step] = []
     args: dict[str, Any] | None = None
+    prompted = False
     for message in reversed(messages):
+        results = [part for part in message.parts if isinstance(part, ToolReturnPart)]
+        if prompted and not results:
+            break
+        prompted = False
         if isinstance(message, ModelResponse):
             made = [part for part in message.parts if isinstance(part, ToolCallPart)]
             if args is None:
                 args = next((each.args_as_dict() for each in made if each.tool_call_id == call.tool_call_id), None)
             steps.append([Made(each.tool_call_id, each.tool_name, each.args_as_dict()) for each in made])
         else:
-            results = [part for part in message.parts if isinstance(part, ToolReturnPart)]
-            if not results and any(isinstance(part, UserPromptPart) for part in message.parts):
-                break
+            # Behind results it does not begin a turn: the framework merges requests that follow each other.
+            prompted = not results and any(isinstance(part, UserPromptPart) for part in message.parts)
             steps += [Came(each.tool_call_id) for each in results if each.outcome == "success"]
     return steps[::-1], call.args_as_dict() if args is None else args

@@ -30,8 +30,9 @@ from pydantic_ai.toolsets import FunctionToolset  # noqa: E402
 from natsreceipts import AmbiguousCall, InvalidSetting, LeaseLost, NoActiveRun  # noqa: E402
 from natsreceipts.dialects import DIALECTS  # noqa: E402
 from natsreceipts.integrations import current_call  # noqa: E402
-from natsreceipts.integrations.pydantic_ai import GuardedTools  # noqa: E402
+from natsreceipts.integrations.pydantic_ai import GuardedTools, _turn  # noqa: E402
 from natsreceipts.integrations.pydantic_ai_messages import dumped, loaded, plain_result, tool_result  # noqa: E402
+from natsreceipts.numbering import call_number, turn_of  # noqa: E402
 
 
 @pytest.fixture
@@ -367,3 +368,20 @@ async def test_a_cancelled_run_leaves_word(run, toolkit):
     with pytest.raises(asyncio.CancelledError):
         await turn
     assert (await toolkit.receipts.get(run.key("send", {"to": "ann"}))).status == "ambiguous"
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_history_is_numbered_as_its_log(merged):
+    """What wake reads in a session's log and what the capability reads in the history give the same numbers."""
+
+    def made(*ids):
+        return ModelResponse([ToolCallPart("send", {"to": "ann"}, each) for each in ids])
+
+    said = UserPromptPart("go on")
+    sent, failed = ToolReturnPart("send", "sent", "a"), ToolReturnPart("send", "no", "b", outcome="failed")
+    between = [ModelRequest([sent, failed, said])] if merged else [ModelRequest([sent, failed]), ModelRequest([said])]
+    messages = [made("z"), ModelRequest([said]), made("a", "b"), *between, made("c", "d")]
+    turn = turn_of(dumped(messages), len(messages) - 1, DIALECTS["pydantic-ai"])
+    for call, number in zip(messages[-1].parts, (2, 3), strict=True):
+        mine, args = _turn(messages, call)
+        assert [call_number(each, "send", args, call.tool_call_id) for each in (turn, mine)] == [number] * 2

@@ -134,7 +134,8 @@ def test_a_log_is_numbered_as_the_frameworks_number(dialect):
     assert numbers("hi", ["a", "b"]) == [1, 2]
     assert numbers("hi", ["a"], ("a", False), ["b"]) == [another]
     assert numbers("hi", ["a"], ("a", True), ["b"]) == [1]
-    assert numbers("hi", ["a"], ("a", False), "again", ["b"]) == [1]
+    merged = dialect == "pydantic-ai"  # what is said behind results stands with them there
+    assert numbers("hi", ["a"], ("a", False), "again", ["b"]) == [2 if merged else 1]
     assert numbers(["a"], ("a", False), ["a"]) == [another]
 
 
@@ -150,6 +151,16 @@ def test_what_a_tool_adds_for_the_model_does_not_begin_a_turn():
     messages = [DIALECTS["pydantic-ai"].user_message("hi"), *message_with("pydantic-ai", ("a", "send", A)), result]
     messages += message_with("pydantic-ai", ("b", "send", A))
     assert number(turn_of(messages, 3, DIALECTS["pydantic-ai"]), "b") == 2
+
+
+def test_what_the_user_says_behind_results_stands_with_them_where_requests_are_merged():
+    said = DIALECTS["pydantic-ai"].user_message("go on")
+    result = tool_result_message("a", "send", "sent", dialect="pydantic-ai")
+    merged = {**result, "parts": [*result["parts"], *said["parts"]]}
+    first, second = (message_with("pydantic-ai", (each, "send", A)) for each in "ab")
+    for between in ([result, said], [merged]):
+        messages = [said, *first, *between, *second]
+        assert number(turn_of(messages, len(messages) - 1, DIALECTS["pydantic-ai"]), "b") == 2
 
 
 def test_the_arguments_of_a_call_may_be_text():
