@@ -174,7 +174,12 @@ class ErrorInfo(_Wire):
 
 
 def error_info(error: BaseException, *, not_applied: bool = False) -> ErrorInfo:
-    """What a record keeps of an exception: its class and the first 2,000 characters of its message."""
+    """What a record keeps of an exception: its class and the first 2,000 characters of its message.
+
+    An exception with a ``recorded_as`` only carries that one, of which this is then said.
+    """
+    carried = getattr(error, "recorded_as", None)
+    error = carried if isinstance(carried, BaseException) else error
     kind = type(error)
     try:
         text = str(error)

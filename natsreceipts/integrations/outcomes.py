@@ -107,7 +107,7 @@ class CallRaised(Exception):
 
     def __init__(self, text: str, error: BaseException) -> None:
         self.text = text
-        self.error = error
+        self.error = self.recorded_as = error
         super().__init__(f"{type(error).__name__}: {error}")
 
 

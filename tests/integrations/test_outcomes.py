@@ -151,7 +151,7 @@ async def test_an_error_that_the_framework_would_tell(toolkit, run):
     first, again = [await guard.call("send", ARGS, body) for _ in range(2)]
     assert first.text == f"Error: cut. Please fix your mistakes.\n{again.text}"
     receipt = await receipt_of(toolkit, run)
-    assert (receipt.status, receipt.error.message) == ("ambiguous", "ConnectionResetError: cut")
+    assert (receipt.status, receipt.error.message) == ("ambiguous", "cut")
     with pytest.raises(AmbiguousCall) as raised:
         await ToolGuard(run, on_unknown="raise").call("send", ARGS, body, distinct="2")
     second = await receipt_of(toolkit, run, distinct="2")
