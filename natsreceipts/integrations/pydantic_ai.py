@@ -24,33 +24,28 @@ from pydantic_ai.exceptions import (
     ToolRetryError,
     UnexpectedModelBehavior,
 )
-from pydantic_ai.messages import (
-    ModelResponse,
-    ToolCallPart,
-    ToolReturnPart,
-    UserPromptPart,
-)
 
 from natsreceipts.decision import Effect
 from natsreceipts.integrations.outcomes import CallFailed, CallRaised, NotCarriedOut, ToolGuard
-from natsreceipts.integrations.pydantic_ai_messages import plain_result, tool_result
-from natsreceipts.numbering import Came, Made, call_number, distinct_of
+from natsreceipts.integrations.pydantic_ai_messages import plain_result, tool_result, turn_with
+from natsreceipts.integrations.pydantic_ai_watch import WatchedToolset, watch
+from natsreceipts.numbering import call_number, distinct_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping
 
-    from pydantic_ai.messages import ModelMessage
+    from pydantic_ai.messages import ToolCallPart
     from pydantic_ai.tools import RunContext, ToolDefinition
+    from pydantic_ai.toolsets import AbstractToolset
 
     from natsreceipts.entries import SessionEntry
     from natsreceipts.integrations.outcomes import OnUnknown
-    from natsreceipts.numbering import Step
     from natsreceipts.run import Run
 
 __all__ = ["EFFECT", "GuardedTools"]
 
 EFFECT = "effect"
-"""Where a tool declares its effect in its metadata: ``@agent.tool_plain(metadata={"effect": "read"})``."""
+"""Where a tool declares its effect: ``@agent.tool_plain(metadata={"effect": "read"})``."""
 
 _CONTROL_FLOW = (ApprovalRequired, CallDeferred, ModelRetry, SkipToolExecution, ToolRetryError)
 
@@ -78,10 +73,9 @@ class GuardedTools(AbstractCapability[Any]):
         super().__init__()
         self.guard = ToolGuard(run, effects=effects, on_unknown=on_unknown, control_flow=_CONTROL_FLOW)
 
-    @classmethod
-    def get_serialization_name(cls) -> str | None:
-        """None: it is made in code."""
-        return None
+    def get_wrapper_toolset(self, toolset: AbstractToolset[Any]) -> AbstractToolset[Any]:
+        """See when a tool returns."""
+        return WatchedToolset(toolset)
 
     async def entry_of(self, ctx: RunContext[Any], call: ToolCallPart) -> SessionEntry | None:
         """The entry of a session that a claim of this call names; None: the ambient one."""
@@ -102,11 +96,14 @@ class GuardedTools(AbstractCapability[Any]):
         opaque = self.guard.effect_of(name, declared) is Effect.OPAQUE
 
         async def body() -> Any:
+            returned = watch()
             try:
                 return plain_result(await handler(args))
-            except ToolFailed as failed:
-                raise CallFailed(failed.message) from failed
-            except ToolFailedError as failed:
+            except _CONTROL_FLOW as signal:
+                if name in returned:  # a hook has rejected the result, and the tool had its effect
+                    raise CallFailed(str(signal) or f"the result was rejected: {type(signal).__name__}") from signal
+                raise
+            except (ToolFailed, ToolFailedError) as failed:
                 raise CallFailed(str(failed)) from failed
             except UnexpectedModelBehavior as error:
                 if isinstance(error.__cause__, ModelRetry):  # it has asked for one retry too many
@@ -117,7 +114,7 @@ class GuardedTools(AbstractCapability[Any]):
                     raise CallRaised(str(error), error) from error
                 raise
 
-        turn, made = _turn(ctx.messages, call)
+        turn, made = turn_with(ctx.messages, call)
         distinct = distinct_of(call_number(turn, name, made, call.tool_call_id))
         entry = await self.entry_of(ctx, call)
         outcome = await self.guard.call(
@@ -126,25 +123,3 @@ class GuardedTools(AbstractCapability[Any]):
         if outcome.text is not None:
             raise ToolFailed(outcome.text)
         return tool_result(outcome.value)
-
-
-def _turn(messages: Sequence[ModelMessage], call: ToolCallPart) -> tuple[list[Step], dict[str, Any]]:
-    """The turn that makes a call, and the arguments that the model gave it there (an approval may change them)."""
-    steps: list[Step] = []
-    args: dict[str, Any] | None = None
-    prompted = False
-    for message in reversed(messages):
-        results = [part for part in message.parts if isinstance(part, ToolReturnPart)]
-        if prompted and not results:
-            break
-        prompted = False
-        if isinstance(message, ModelResponse):
-            made = [part for part in message.parts if isinstance(part, ToolCallPart)]
-            if args is None:
-                args = next((each.args_as_dict() for each in made if each.tool_call_id == call.tool_call_id), None)
-            steps.append([Made(each.tool_call_id, each.tool_name, each.args_as_dict()) for each in made])
-        else:
-            # Behind results it does not begin a turn: the framework merges requests that follow each other.
-            prompted = not results and any(isinstance(part, UserPromptPart) for part in message.parts)
-            steps += [Came(each.tool_call_id) for each in results if each.outcome == "success"]
-    return steps[::-1], call.args_as_dict() if args is None else args

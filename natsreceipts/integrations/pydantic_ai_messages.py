@@ -8,15 +8,27 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelRequest, ToolReturn, ToolReturnPart, UserPromptPart
+from pydantic_ai.messages import (
+    ModelMessagesTypeAdapter,
+    ModelRequest,
+    ModelResponse,
+    ToolCallPart,
+    ToolReturn,
+    ToolReturnPart,
+    UserPromptPart,
+)
 from pydantic_core import to_json
+
+from natsreceipts.numbering import Came, Made
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pydantic_ai.messages import ModelMessage
 
-__all__ = ["dumped", "loaded", "plain_result", "tool_result"]
+    from natsreceipts.numbering import Step
+
+__all__ = ["dumped", "loaded", "plain_result", "tool_result", "turn_with"]
 
 
 def dumped(messages: Sequence[ModelMessage]) -> list[dict[str, Any]]:
@@ -58,3 +70,25 @@ def _content(part: ToolReturnPart | UserPromptPart) -> Any:
 
 def _part(part: dict[str, Any]) -> Any:
     return cast("Any", loaded([{"kind": "request", "parts": [part]}])[0].parts[0]).content
+
+
+def turn_with(messages: Sequence[ModelMessage], call: ToolCallPart) -> tuple[list[Step], dict[str, Any]]:
+    """The turn that makes a call, and the arguments that the model gave it there (an approval may change them)."""
+    steps: list[Step] = []
+    args: dict[str, Any] | None = None
+    prompted = False
+    for message in reversed(messages):
+        results = [part for part in message.parts if isinstance(part, ToolReturnPart)]
+        if prompted and not results:
+            break
+        prompted = False
+        if isinstance(message, ModelResponse):
+            made = [part for part in message.parts if isinstance(part, ToolCallPart)]
+            if args is None:
+                args = next((each.args_as_dict() for each in made if each.tool_call_id == call.tool_call_id), None)
+            steps.append([Made(each.tool_call_id, each.tool_name, each.args_as_dict()) for each in made])
+        else:
+            # Behind results it does not begin a turn: the framework merges requests that follow each other.
+            prompted = not results and any(isinstance(part, UserPromptPart) for part in message.parts)
+            steps += [Came(each.tool_call_id) for each in results if each.outcome == "success"]
+    return steps[::-1], call.args_as_dict() if args is None else args

@@ -13,6 +13,7 @@ from support import toolkit_of
 framework("pydantic_ai")
 
 from pydantic_ai import Agent, ModelRetry, ToolReturn  # noqa: E402
+from pydantic_ai.capabilities import AbstractCapability  # noqa: E402
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailed, UnexpectedModelBehavior  # noqa: E402
 from pydantic_ai.messages import (  # noqa: E402
     BinaryContent,
@@ -30,8 +31,8 @@ from pydantic_ai.toolsets import FunctionToolset  # noqa: E402
 from natsreceipts import AmbiguousCall, InvalidSetting, LeaseLost, NoActiveRun  # noqa: E402
 from natsreceipts.dialects import DIALECTS  # noqa: E402
 from natsreceipts.integrations import current_call  # noqa: E402
-from natsreceipts.integrations.pydantic_ai import GuardedTools, _turn  # noqa: E402
-from natsreceipts.integrations.pydantic_ai_messages import dumped, loaded, plain_result, tool_result  # noqa: E402
+from natsreceipts.integrations.pydantic_ai import GuardedTools  # noqa: E402
+from natsreceipts.integrations.pydantic_ai_messages import dumped, loaded, plain_result, tool_result, turn_with  # noqa: E402
 from natsreceipts.numbering import call_number, turn_of  # noqa: E402
 
 
@@ -383,5 +384,21 @@ def test_a_history_is_numbered_as_its_log(merged):
     messages = [made("z"), ModelRequest([said]), made("a", "b"), *between, made("c", "d")]
     turn = turn_of(dumped(messages), len(messages) - 1, DIALECTS["pydantic-ai"])
     for call, number in zip(messages[-1].parts, (2, 3), strict=True):
-        mine, args = _turn(messages, call)
+        mine, args = turn_with(messages, call)
         assert [call_number(each, "send", args, call.tool_call_id) for each in (turn, mine)] == [number] * 2
+
+
+class Rejecting(AbstractCapability):
+    """A hook that is not content with what a tool returned."""
+
+    async def after_tool_execute(self, ctx, *, call, tool_def, args, result):
+        raise ModelRetry("say it nicely")
+
+
+async def test_a_hook_that_rejects_the_result_does_not_have_it_done_again(run):
+    tool = Sender()
+    capabilities = [GuardedTools(run), Rejecting()]
+    agent = Agent(scripted([SEND], [SEND]), tools=[tool.send], capabilities=capabilities, retries=5)
+    for _ in range(2):
+        assert (await agent.run("go")).output == "done"
+    assert tool.sent == ["ann"]
