@@ -336,10 +336,11 @@ class SessionLog:
         """Close the calls that the session was cut off in, with their receipts as evidence, so that it can go on.
 
         ``guarded`` maps the tools that leave receipts, by the name that the model calls them by, to their `@tool`
-        functions, or to a function of the model's arguments (a dict) that gives ``args`` or ``(args, distinct)``
-        exactly as the worker's calls do; it must have no effect itself. Where equal calls of a turn are numbered, as
-        the integrations do, it is `natsreceipts.integrations.NumberedCalls`. A list of `@tool` functions is taken by
-        their names. ``effects`` gives the effects of the other tools by name, which the words depend on.
+        functions, or to a function of the model's arguments (a dict), or of these and the id of the tool call, that
+        gives ``args`` or ``(args, distinct)`` exactly as the worker's calls do; it must have no effect itself. Where
+        equal calls of a turn are numbered, as the integrations do, it is `natsreceipts.integrations.NumberedCalls`. A
+        list of `@tool` functions is taken by their names. ``effects`` gives the effects of the other tools by name,
+        which the words depend on.
         ``started``: the ids of the calls that a live caller saw start. ``dry_run`` tells what would be done, and
         writes nothing.
 

@@ -79,8 +79,9 @@ _log = logging.getLogger("natsreceipts")
 
 _DAY = 86_400.0
 
-Guarded: TypeAlias = "ToolFunction[...] | Callable[[dict[str, Any]], Any]"
-"""How a tool's calls are keyed: its `@tool` function, or arguments to ``args`` or ``(args, distinct)``."""
+Guarded: TypeAlias = "ToolFunction[...] | Callable[[dict[str, Any]], Any] | Callable[[dict[str, Any], str], Any]"
+"""How a tool's calls are keyed: its `@tool` function, or a function of the arguments, or of the arguments and the id of
+the tool call, to ``args`` or ``(args, distinct)``."""
 
 
 @dataclass(slots=True)
@@ -207,7 +208,7 @@ class Waker:
         else:
             try:
                 number = self._number(how, orphan, arguments, messages)
-                case.key = self._key(how, run, orphan.tool_name, copy.deepcopy(arguments), number)
+                case.key = self._key(how, run, orphan, copy.deepcopy(arguments), number)
             except Exception as error:  # noqa: BLE001 - a model's arguments may be anything; nothing is known then
                 _log.warning("wake: the key of a call of %s cannot be made: %s", orphan.tool_name, error)
                 case.why = f"its key cannot be made: {error}"
@@ -219,12 +220,15 @@ class Waker:
         turn = turn_of(messages, orphan.message_index, dialect_named(self._store.dialect))
         return call_number(turn, orphan.tool_name, arguments, orphan.tool_call_id)
 
-    def _key(self, how: Guarded, run: str, tool: str, arguments: dict[str, Any], number: int) -> ReceiptKey:
-        distinct = distinct_of(number)
+    def _key(
+        self, how: Guarded, run: str, orphan: OrphanToolCall, arguments: dict[str, Any], number: int
+    ) -> ReceiptKey:
+        distinct, tool = distinct_of(number), orphan.tool_name
         if isinstance(how, ToolFunction):
             tool, args = how.name, cast("object", how.arguments(**arguments))
         else:
-            args = cast("object", how(arguments))
+            given = (arguments, orphan.tool_call_id) if _takes_the_id(how) else (arguments,)
+            args = cast("object", cast("Callable[..., Any]", how)(*given))
             if type(args) is tuple:
                 args, distinct = cast("tuple[object, str | None]", args)
             if type(args) is not dict and type(args) is not list:
@@ -474,6 +478,16 @@ class Waker:
 _GONE = "This call of {tool} was carried out. The result that it recorded can no longer be read. Do not issue it again."
 
 
+def _takes_the_id(how: Callable[..., Any]) -> bool:
+    """Whether a key function has a second required parameter, for the id of the tool call."""
+    try:
+        parameters = inspect.signature(how).parameters.values()
+    except ValueError:
+        return False  # written in C, and does not tell
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(each.kind in positional and each.default is inspect.Parameter.empty for each in parameters) == 2
+
+
 def _declared_effect(how: object) -> Effect | None:
     return how.effect if isinstance(how, ToolFunction) else None
 
@@ -493,8 +507,8 @@ def checked_guarded(guarded: object) -> dict[str, Guarded]:
     for name, how in cast("Mapping[object, object]", guarded).items():
         if not callable(how) or (not isinstance(how, ToolFunction) and inspect.iscoroutinefunction(how)):
             raise InvalidSetting(
-                f"guarded[{brief(name)}]={brief(how)}: use the @tool function, or a function (arguments) -> args | "
-                f"(args, distinct) that is not async and has no effect itself"
+                f"guarded[{brief(name)}]={brief(how)}: use the @tool function, or a function (arguments) or "
+                f"(arguments, tool_call_id) -> args | (args, distinct) that is not async and has no effect itself"
             )
         found[str(name)] = cast("Guarded", how)
     return found

@@ -530,6 +530,17 @@ async def test_distinct_calls(desk):
     assert second.text == "done"
 
 
+async def test_equal_calls_that_their_ids_set_apart(desk):
+    desk = desk()
+    await desk.run.execute("send", {"to": "ada"}, _done, distinct="b")
+    await desk.asks(("a", "send", {"to": "ada"}), ("b", "send", {"to": "ada"}))
+    report = await desk.wakes(guarded={"send": lambda arguments, call_id: (arguments, call_id)})
+    assert [(call.tool_call_id, call.said, call.error_kind) for call in report.recovered] == [
+        ("a", "absent", NEVER),
+        ("b", "completed", None),
+    ]
+
+
 async def test_a_key_function_that_changes_what_it_is_given(desk):
     """The log's own messages are not the host's to change."""
     desk = desk()
