@@ -20,7 +20,7 @@ _HERE = Path(__file__).parent
 def main() -> int:
     """The command."""
     seed = ["--seed", os.environ["SIM_SEED"]] if "SIM_SEED" in os.environ else []
-    simulated = [str(_HERE / "simulation" / "campaign.py"), os.environ.get("SIM_COUNT", "50000"), *seed]
+    simulated = [str(_HERE / "simulation" / "sim_campaign.py"), os.environ.get("SIM_COUNT", "50000"), *seed]
     clustered = ["-m", "pytest", "-q", "-m", "cluster", str(_HERE / "cluster")]
     print("== schedules, simulated", flush=True)
     walked = subprocess.run([sys.executable, *simulated], check=False).returncode

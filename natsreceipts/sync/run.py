@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from natsreceipts import run as runs
     from natsreceipts.identity import ReceiptKey
+    from natsreceipts.options import CallOptions
     from natsreceipts.sync.calls import OpenCalls
     from natsreceipts.sync.portal import Portal
 
@@ -63,6 +64,11 @@ class Run:
     def inner(self) -> runs.Run:
         """The run on the toolkit's loop, for the sessions' log."""
         return self._inner
+
+    @property
+    def options(self) -> CallOptions:
+        """The options of its calls that do not say others."""
+        return self._inner.options
 
     @property
     def notices(self) -> NoticeBoard:

@@ -114,7 +114,7 @@ async def test_somebody_who_may_only_read(guarded):
     said = ("--by", "a", "--reason", "b", "--yes", "--revision", revision)
     for verb, subject in (
         (("receipts", "resolve", key.kv_key, "--not-applied", *said), f"$KV.receipts.{key.kv_key}"),
-        (("up", "--namespace", "other"), "$JS.API.STREAM.CREATE.KV_other-receipts"),
+        (("up", "--namespace", "other"), "$JS.API.STREAM.CREATE.other-SESSIONS"),
     ):
         ended = await cli(*verb)
         assert (ended.code, ended.out) == (4, ""), verb
@@ -126,7 +126,7 @@ async def test_somebody_who_may_nothing(guarded):
     for verb in VERBS:
         ended = await as_user(guarded[0], "nobody")(*verb)
         assert (ended.code, ended.out) == (4, "")
-        assert "does not let this connection publish on '$JS.API.STREAM.INFO.KV_receipts'" in ended.error
+        assert "does not let this connection publish on '$JS.API.STREAM.INFO.SESSIONS'" in ended.error
 
 
 async def fill(nc, namespace, count):

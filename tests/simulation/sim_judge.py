@@ -84,8 +84,8 @@ class Judge:
         """When a revision was stored, on the loop's clock."""
         self._begun: set[tuple[Process, str]] = set()
         """Which processes have begun a body of a call."""
-        self._kept: dict[tuple[Process, str], Any] = {}
-        """What a process said that it keeps."""
+        self._kept: dict[tuple[Process, str], int | None] = {}
+        """The attempts whose outcome a process keeps, to write it down in its next call unless another one began."""
         self._never: list[tuple[str, str, str, tuple[str, ...]]] = []
         """Key, token, why, and what may never be on record of this attempt by its own word."""
         self.unsettled: dict[str, str] = {}
@@ -326,7 +326,7 @@ class Judge:
                 said = "the effect was entered all the same"
             elif isinstance(outcome, AmbiguousCall):
                 found = dict(chain).get(outcome.revision)
-                if (asked.process, asked.key) in self._kept:
+                if found is not None and self._kept.get((asked.process, asked.key)) == found.attempts:
                     said = "this process said that it keeps the result, and its next call would finish the record"
                 elif found is None or found.status != "ambiguous" or found.attempts != outcome.attempts:
                     said = f"revision {outcome.revision} is {found and found.status}"
@@ -347,7 +347,7 @@ class Judge:
         elif isinstance(outcome, NotRecorded):
             deeds = [deed for deed in self._world.outside.deeds.get(asked.key, ()) if deed.process is asked.process]
             if outcome.kept and outcome.has_result and any(deed.result == outcome.result for deed in deeds):
-                self._kept[asked.process, asked.key] = outcome.result
+                self._kept[asked.process, asked.key] = outcome.attempts
             if (asked.process, asked.key) not in self._begun:
                 said = "this process never executed it"
             elif outcome.kept and outcome.has_result and type(outcome.result) is not dict:

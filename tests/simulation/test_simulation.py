@@ -2,7 +2,7 @@
 
 ``SIM_SEED`` in the environment chooses the first seed of the long run (which prints its own), ``SIM_SECONDS`` how long
 it lasts, ``SIM_KIND`` (workers, mixed, session, notices, replaced) what it is about. A schedule that fails is printed,
-and shrunk. ``python tests/simulation/campaign.py`` walks through 50,000 in all cores.
+and shrunk. ``python tests/simulation/sim_campaign.py`` walks through 50,000 in all cores.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import campaign
 import pytest
+import sim_campaign
 from sim_driver import walk, walk_plans
 from sim_steps import steps_of
 
@@ -42,9 +42,9 @@ def test_no_step_is_a_bad_one_to_die_or_to_be_cancelled_at(kind: str, seed: int)
 
 
 def test_the_campaign_prints_a_table_and_ends_well() -> None:
-    found = campaign.campaign(60, 1, processes=1)
-    said = campaign.table(found, 1.0)
-    assert [line.split()[-1] for line in said.splitlines()[1:-1]] == ["0"] * (len(campaign.KINDS) + 1)
+    found = sim_campaign.campaign(60, 1, processes=1)
+    said = sim_campaign.table(found, 1.0)
+    assert [line.split()[-1] for line in said.splitlines()[1:-1]] == ["0"] * (len(sim_campaign.KINDS) + 1)
 
 
 @pytest.mark.faults

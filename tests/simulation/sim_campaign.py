@@ -1,7 +1,7 @@
 """Walks through very many schedules in all cores, and prints what came of it. No server is needed.
 
-    python tests/simulation/campaign.py            # 50,000 schedules of new seeds: 6 to 10 minutes on two cores
-    python tests/simulation/campaign.py 2000 --seed 7
+    python tests/simulation/sim_campaign.py            # 50,000 schedules of new seeds: 6 to 10 minutes on two cores
+    python tests/simulation/sim_campaign.py 2000 --seed 7
 
 It ends with 1 at the first schedule that breaks a promise, which is printed as it was and shrunk.
 """
