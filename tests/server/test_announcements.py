@@ -138,6 +138,7 @@ async def test_an_outcome_that_is_kept_is_told_of_once(proxy, toolkit, namespace
     """As often as it is tried again to record it: it is one execution. The next one is another."""
     monkeypatch.setattr("natsreceipts.guard._SETTLE_PATIENCE", 0.5)
     monkeypatch.setattr("natsreceipts.entering.CLAIM_PATIENCE", 0.5)
+    monkeypatch.setattr("natsreceipts.attempts.CLAIM_PATIENCE", 0.5)
     lost = []
 
     async def effect():

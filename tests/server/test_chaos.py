@@ -127,6 +127,7 @@ async def _chaos(server, namespace, monkeypatch, *, seconds):
         impatience = stack.enter_context(monkeypatch.context())
         impatience.setattr("natsreceipts.guard._SETTLE_PATIENCE", 3.0)
         impatience.setattr("natsreceipts.entering.CLAIM_PATIENCE", 2.0)
+        impatience.setattr("natsreceipts.attempts.CLAIM_PATIENCE", 2.0)
         impatience.setattr("natsreceipts.guard._HURRIED", 1.0)
         for w in range(WORKERS):
             proxy = await stack.enter_async_context(FaultProxy("127.0.0.1", server.port))

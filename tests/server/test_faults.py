@@ -313,6 +313,7 @@ def impatience(monkeypatch):
     def impatience():
         with monkeypatch.context() as patch:
             patch.setattr("natsreceipts.entering.CLAIM_PATIENCE", 1.0)
+            patch.setattr("natsreceipts.attempts.CLAIM_PATIENCE", 1.0)
             patch.setattr("natsreceipts.guard._SETTLE_PATIENCE", 1.5)
             yield
 
@@ -675,6 +676,7 @@ async def test_not_claimed_stays_not_claimed_when_its_clean_up_takes_too_long(pr
             failed = proxy.drop(is_write(namespace, "failed"), count=None)
             with pytest.raises(NotClaimed), monkeypatch.context() as patch:
                 patch.setattr("natsreceipts.entering.CLAIM_PATIENCE", 0.6)
+                patch.setattr("natsreceipts.attempts.CLAIM_PATIENCE", 0.6)
                 async with run.call("send", [n]):
                     pass
             for rule in (lost, renewals, failed):

@@ -249,6 +249,7 @@ def host(guarded):
 
 async def test_a_hosts_client_that_may_not_write(host, monkeypatch):
     monkeypatch.setattr("natsreceipts.entering.CLAIM_PATIENCE", 3.0)
+    monkeypatch.setattr("natsreceipts.attempts.CLAIM_PATIENCE", 3.0)
     effect = Effect("wrong")
     async with host("no_writes") as mine, connect(mine, namespace="ns", lease=LEASE) as toolkit:
         run = toolkit.run("acme", "run-1")
@@ -271,6 +272,7 @@ async def test_a_hosts_client_that_may_not_have_an_inbox(host):
 
 async def test_a_hosts_client_that_may_not_read(guarded, host, monkeypatch):
     monkeypatch.setattr("natsreceipts.entering.CLAIM_PATIENCE", 3.0)
+    monkeypatch.setattr("natsreceipts.attempts.CLAIM_PATIENCE", 3.0)
     async with as_user(guarded, "all") as toolkit:
         with pytest.raises(ValueError, match="x"):
             await toolkit.run("acme", "run-1").execute("send", ARGS, Effect(ValueError("x")))

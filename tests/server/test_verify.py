@@ -267,6 +267,7 @@ async def test_a_lost_answer_of_what_it_saw(proxy, namespace, bucket, nc, run, k
 
 async def test_what_it_saw_cannot_be_written(proxy, namespace, bucket, nc, run, key, monkeypatch):
     monkeypatch.setattr("natsreceipts.entering.CLAIM_PATIENCE", 0.4)
+    monkeypatch.setattr("natsreceipts.attempts.CLAIM_PATIENCE", 0.4)
     await stand(nc, namespace, key, "ambiguous")
     effect = Effect("wrong")
     async with toolkit_of(proxy.url, namespace, lease=0.6) as far:
