@@ -9,6 +9,8 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from natsreceipts.shell import with_key as on_key
+
 if TYPE_CHECKING:
     from natsreceipts.entries import SessionEntry
     from natsreceipts.identity import ReceiptKey
@@ -438,12 +440,6 @@ class SealBroken(SealedError):
         )
 
 
-def _named_last(bucket: str, kv_key: str, flags: str = "") -> str:
-    """Arguments of a `nats kv` command: a key that begins with - is taken for a flag, unless ``--`` is before it."""
-    said = (bucket, flags, "--", kv_key) if kv_key.startswith("-") else (bucket, kv_key, flags)
-    return " ".join(filter(None, said))
-
-
 class CorruptRecord(ReceiptError):
     """A value in a bucket that cannot be read. It is never treated as absent."""
 
@@ -482,8 +478,8 @@ class CorruptRecord(ReceiptError):
         super().__init__(
             key,
             f"revision {revision} in bucket {bucket!r} cannot be read ({reason}); nothing was executed. "
-            f"Look at it with `nats kv get {_named_last(bucket, kv_key, f'--revision {revision} --raw')}` and put back "
-            f"the last good revision from `nats kv history {_named_last(bucket, kv_key)}`",
+            f"Look at it with `{on_key(f'nats kv get {bucket}', kv_key, f'--revision {revision} --raw')}` and put "
+            f"back the last good revision from `{on_key(f'nats kv history {bucket}', kv_key)}`",
         )
 
 

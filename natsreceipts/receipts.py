@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
+from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 from natsreceipts._jetstream import Entry
@@ -41,10 +42,11 @@ from natsreceipts.resolving import (
 from natsreceipts.seals import STEP
 from natsreceipts.seen import Seen, seen_of
 from natsreceipts.server_time import ServerTime
+from natsreceipts.silence import Silence
 from natsreceipts.wire import ErrorInfo, Payload, ReceiptRecord, Status
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
     from natsreceipts._jetstream import Bucket
     from natsreceipts.announce import Announcer
@@ -150,11 +152,13 @@ class ReceiptStore:
         tool: str | None = None,
         status: Status | None = None,
         unreadable: Callable[[NatsReceiptsError], None] | None = None,
+        erased: Callable[[str, Revision], None] | None = None,
     ) -> AsyncIterator[Receipt]:
         """The newest revision of each receipt, filtered by names and status; an async iterator, in order of keys.
 
-        Erased receipts are left out. Raises as `get`; where one cannot be read, ``unreadable`` is called with its
-        CorruptRecord or UnsupportedRecord, or else the first of these is raised after all others were given.
+        Erased receipts are left out, whatever the ``status``: ``erased`` is called with the KV key and the delete
+        marker of each. Raises as `get`; where one cannot be read, ``unreadable`` is called with its CorruptRecord or
+        UnsupportedRecord, or else the first of these is raised after all others were given.
         """
         if status is not None and status not in get_args(Status):
             raise InvalidSetting(f"status={brief(status)}: use one of {', '.join(get_args(Status))}")
@@ -162,7 +166,7 @@ class ReceiptStore:
         problems: list[NatsReceiptsError] = []
         async for entries in self._newest_of(pattern):
             for entry in entries:
-                receipt = await self._shown(entry, unreadable or problems.append)
+                receipt = await self._shown(entry, unreadable or problems.append, erased)
                 if receipt is not None and (status is None or receipt.status == status):
                     yield receipt
         if problems:
@@ -188,23 +192,33 @@ class ReceiptStore:
         run: str | None = None,
         tool: str | None = None,
         unreadable: Callable[[NatsReceiptsError], None] | None = None,
+        erased: Callable[[str, Revision], None] | None = None,
+        unreachable: Callable[[Unreachable | None], None] | None = None,
     ) -> AsyncGenerator[Receipt, None]:
         """The receipts that match, as they stand, and then every further revision in order, for ever.
 
         Lives through a server restart: a subscription is only the hint, and what is yielded is read from the
         stream after the last revision seen. Raises what `get` raises, except Unreachable, which it waits out unless
         the toolkit is closed. With ``unreadable`` that is called with what cannot be read, and the watch goes on.
+        ``erased`` is called with the KV key and the delete marker where a receipt is deleted, in order with what is
+        yielded. ``unreachable`` is called with the Unreachable when no server answers any more, so that what was
+        yielded may be old, and with None when one does again (of a bucket in partitions, for each).
         """
         pattern = _pattern(tenant, run, tool)
-        parts = [self._watch(bucket, pattern, unreadable) for bucket in self._bucket.parts(pattern)]
+        shown = partial(self._shown, unreadable=unreadable, erased=erased)
+        parts = [self._watch(bucket, pattern, shown, unreachable) for bucket in self._bucket.parts(pattern)]
         async with contextlib.aclosing(parts[0] if len(parts) == 1 else merged(parts)) as receipts:
             async for receipt in receipts:
                 yield receipt
 
     async def _watch(
-        self, bucket: Bucket, pattern: str, unreadable: Callable[[NatsReceiptsError], None] | None
+        self,
+        bucket: Bucket,
+        pattern: str,
+        shown: Callable[[Entry], Awaitable[Receipt | None]],
+        unreachable: Callable[[Unreachable | None], None] | None,
     ) -> AsyncGenerator[Receipt, None]:
-        revision = 0
+        revision, silence = 0, Silence(unreachable)
         async with bucket.hints(pattern) as hint:
             latest: dict[str, Entry] | None = {}
             while True:
@@ -213,16 +227,18 @@ class ReceiptStore:
                         revision = entry.revision
                         if latest is not None:
                             latest[entry.key] = entry
-                        elif (receipt := await self._shown(entry, unreadable)) is not None:
+                        elif (receipt := await shown(entry)) is not None:
                             yield receipt
-                except Unreachable:
+                except Unreachable as error:
                     if bucket.closed:
                         raise
+                    silence.begins(error)
                     await hint.wait(_WATCH_AGAIN)
                     continue
+                silence.ends()
                 if latest is not None:
                     for entry in latest.values():
-                        if (receipt := await self._shown(entry, unreadable)) is not None:
+                        if (receipt := await shown(entry)) is not None:
                             yield receipt
                     latest = None
                 await hint.wait(_WATCH_EVERY)
@@ -402,8 +418,15 @@ class ReceiptStore:
         except NatsReceiptsError as error:
             raise with_key(error, key)  # noqa: B904 - it is the same error
 
-    async def _shown(self, entry: Entry, unreadable: Callable[[NatsReceiptsError], None] | None) -> Receipt | None:
+    async def _shown(
+        self,
+        entry: Entry,
+        unreadable: Callable[[NatsReceiptsError], None] | None,
+        erased: Callable[[str, Revision], None] | None,
+    ) -> Receipt | None:
         if entry.erased:
+            if erased is not None:
+                erased(entry.key, Revision(entry.revision, _time(entry.time), None, True, None, entry.value))
             return None
         try:
             return await self._opened(self._view(seen_of(self.bucket(entry.key), entry.key, entry)))

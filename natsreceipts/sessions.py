@@ -15,12 +15,13 @@ from natsreceipts.reconcile import ReconcileReport, append_marker, checked_effec
 from natsreceipts.session_store import SessionStore
 from natsreceipts.session_verbs import append_message, checked_ids, compact, entry_of, resume, suspend
 from natsreceipts.shown import shown_messages
+from natsreceipts.silence import Silence
 from natsreceipts.transcript import RequestView, request_view, tool_calls_of, tool_result_message
 from natsreceipts.wake import Guarded, Waker
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping
 
     from natsreceipts._jetstream import Bucket, Entry
     from natsreceipts.attempt import Attempt
@@ -179,24 +180,29 @@ class SessionLog:
             list(self._store.entries.values()),
         )
 
-    async def watch(self) -> AsyncGenerator[SessionEntry, None]:
+    async def watch(
+        self, *, unreachable: Callable[[Unreachable | None], None] | None = None
+    ) -> AsyncGenerator[SessionEntry, None]:
         """The entries of the log as it stands, of all branches, and then every further one, for ever.
 
         Lives through a server restart: a subscription is only the hint. Through another log than the one that is
         written with, best. Raises what `load` raises, except Unreachable, which it waits out unless the toolkit is
-        closed.
+        closed. ``unreachable`` is called with the Unreachable when no server answers any more, and with None when one
+        does again.
         """
         store = self._store
-        seen = 0
+        seen, silence = 0, Silence(unreachable)
         async with store.bucket.hints(store.key) as hint:
             while True:
                 try:
                     await store.glance()
-                except Unreachable:
+                except Unreachable as error:
                     if store.bucket.closed:
                         raise
+                    silence.begins(error)
                     await hint.wait(_WATCH_AGAIN)
                     continue
+                silence.ends()
                 for entry in [entry for entry in store.entries.values() if entry.seq > seen]:
                     seen = entry.seq
                     yield entry

@@ -11,12 +11,12 @@ import typer
 from natsreceipts.cli.exits import Exit, Failure
 from natsreceipts.cli.given_json import given_json
 from natsreceipts.cli.output import instant, plain
-from natsreceipts.cli.place import with_key
 from natsreceipts.cli.problems import Problems
 from natsreceipts.cli.verb import AsJson, Session, group, verb
 from natsreceipts.errors import InvalidName
 from natsreceipts.identity import split_kv_key
 from natsreceipts.notice import endpoint_of
+from natsreceipts.shell import with_key
 
 if TYPE_CHECKING:
     from natsreceipts.notice_record import Notice

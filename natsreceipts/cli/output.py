@@ -12,10 +12,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
 if TYPE_CHECKING:
     import datetime as dt
+    from collections.abc import Generator
 
     from rich.console import RenderableType
 
@@ -74,6 +76,7 @@ class Out:
         self.console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
         self._remarks = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, markup=False)
         self._coloured = self.console.is_terminal and not self.console.no_color
+        self._redrawing = False
         self._progress = ""
         self._progress_at = time.monotonic()
 
@@ -118,11 +121,23 @@ class Out:
         self._clear()
         self.console.print(renderable)
 
+    @contextlib.contextmanager
+    def redrawn(self, renderable: RenderableType) -> Generator[None]:
+        """Keep something of rich's at the bottom of the terminal, where it is drawn anew four times a second."""
+        with Live(renderable, console=self.console, refresh_per_second=4, vertical_overflow="crop"):
+            self._redrawing = True
+            try:
+                yield
+            finally:
+                self._redrawing = False
+
     def remark(self, text: str) -> None:
         """A line on standard error, one line whatever is in it."""
         self._clear()
+        # What is redrawn would be drawn over it, unless the one who redraws prints it too.
+        console = self.console if self._redrawing and self._remarks.is_terminal else self._remarks
         with contextlib.suppress(OSError):  # nobody hears it, and the exit code says it too
-            self._remarks.print(Text("natsreceipts: " + " ".join(plain(text.replace("\n", " ")).split())))
+            console.print(Text("natsreceipts: " + " ".join(plain(text.replace("\n", " ")).split())))
 
     def progress(self, text: str) -> None:
         """Say on a terminal how far it is, now and then, where nothing else moves."""

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Place", "with_key"]
+__all__ = ["Place"]
 
 _BEGIN = (
     r"(?<![\w./-])(?:(?P<ours>natsreceipts )(?=(?:up|doctor|receipts|notices|sessions)\b)"
@@ -26,12 +26,6 @@ _ALONE = re.compile(_BEGIN + r"(?P<rest>.*)", re.DOTALL)
 _PLAIN = ("tlscert", "tlskey", "tlsca", "inbox_prefix", "context")
 _FILES = ("creds", "nkey")
 _SECRETS = ("password", "token", "jwt", "seed")
-
-
-def with_key(command: str, key: str, flags: str = "") -> str:
-    """A command on a key: one that begins with ``-`` would be taken for a flag, unless ``--`` stands before it."""
-    said = (command, flags, "--", key) if key.startswith("-") else (command, key, flags)
-    return " ".join(filter(None, said))
 
 
 class Place:

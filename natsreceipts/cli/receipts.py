@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
-from collections import Counter, OrderedDict
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
+from natsreceipts.cli.board import Board
 from natsreceipts.cli.exits import Exit, Failure
 from natsreceipts.cli.output import STATUS_STYLES, duration, instant, plain
 from natsreceipts.cli.problems import Problems
-from natsreceipts.cli.shapes import wire_json
+from natsreceipts.cli.shapes import erased_json, wire_json
+from natsreceipts.cli.silence import Silences
 from natsreceipts.cli.verb import AsJson, Session, group, verb
+from natsreceipts.errors import ReceiptError
 from natsreceipts.wire import Status
 
 if TYPE_CHECKING:
-    from natsreceipts.receipt import Receipt
+    from natsreceipts.errors import NatsReceiptsError, Unreachable
+    from natsreceipts.receipt import Receipt, Revision
     from natsreceipts.server_time import ServerTime
 
 __all__ = ["app"]
@@ -28,6 +28,7 @@ __all__ = ["app"]
 app = group("Look at the receipts of tool calls, and settle what nobody knows.")
 
 _STATUSES = get_args(Status)
+_LISTED = (*_STATUSES, "erased")
 
 Tenant = Annotated[str | None, typer.Option(help="Only this tenant's.")]
 RunName = Annotated[str | None, typer.Option("--run", help="Only of runs of this name.")]
@@ -42,6 +43,10 @@ def _row(session: Session, receipt: Receipt, *, left: str = "") -> None:
     )
 
 
+def _erased_row(session: Session, key: str, marker: Revision) -> None:
+    session.out.line((f"{'erased':<9}", STATUS_STYLES["erased"]), f" {'-':>3}  {instant(marker.time)}  {key}")
+
+
 @verb(app, "ls")
 async def ls(
     session: Session,
@@ -50,7 +55,7 @@ async def ls(
     tool: ToolName = None,
     status: Annotated[
         str | None,
-        typer.Option(help=f"Only of this status: {', '.join(_STATUSES)}.", autocompletion=lambda: list(_STATUSES)),
+        typer.Option(help=f"Only of this status: {', '.join(_LISTED)}.", autocompletion=lambda: list(_LISTED)),
     ] = None,
     ambiguous: Annotated[
         bool, typer.Option("--ambiguous", help="What is to be settled, by the time left until it expires.")
@@ -60,17 +65,34 @@ async def ls(
     ] = False,
     json: AsJson = False,
 ) -> Exit:
-    """List receipts: status, attempts, the server's time of the last write, and the KV key."""
+    """List receipts: status, attempts, the server's time of the last write, and the KV key.
+
+    `erased` is one that was deleted by hand: its call is refused.
+    """
     if sum([status is not None, ambiguous, stuck]) > 1:
         raise Failure("use one of --status, --ambiguous and --stuck", Exit.USAGE)
-    if status is not None and status not in _STATUSES:
-        raise Failure(f"--status {status}: use one of {', '.join(_STATUSES)}", Exit.USAGE)
+    if status is not None and status not in _LISTED:
+        raise Failure(f"--status {status}: use one of {', '.join(_LISTED)}", Exit.USAGE)
     problems = Problems(session)
-    found = read = 0
+    found = read = gone = 0
     waiting: list[Receipt] = []
+
+    def erased(key: str, marker: Revision) -> None:
+        nonlocal found, read, gone
+        read, gone = read + 1, gone + 1
+        if ambiguous or stuck or status not in (None, "erased"):
+            return
+        if json:
+            session.out.json(erased_json(key, marker))
+        else:
+            _heading(session, found)
+            _erased_row(session, key, marker)
+        found += 1
+
     async with session.toolkit() as toolkit:
         time = await toolkit.receipts.server_time()
-        async for receipt in toolkit.receipts.list(tenant=tenant, run=run, tool=tool, unreadable=problems):
+        listed = toolkit.receipts.list(tenant=tenant, run=run, tool=tool, unreadable=problems, erased=erased)
+        async for receipt in listed:
             read += 1
             session.out.progress(f"{read:,} receipts read")
             if ambiguous and receipt.status == "ambiguous":
@@ -87,7 +109,15 @@ async def ls(
             found += 1
     if not found and not json and not problems.count:
         session.remark(f"no receipt matches ({read:,} read)")
+    if gone and (ambiguous or stuck):
+        session.remark(f"{gone:,} erased by hand, and refused too: see `natsreceipts receipts ls --status erased`")
     return problems.exit
+
+
+def _heading(session: Session, number: int, column: str = "") -> None:
+    if not number and session.out.console.is_terminal:
+        heading = f"{column:<11} " if column else ""
+        session.out.line((f"{'STATUS':<9} ATT  {'UPDATED (server time)':<20}  {heading}KEY", "bold"))
 
 
 def _is_stuck(receipt: Receipt, time: ServerTime) -> bool:
@@ -105,9 +135,7 @@ def _found(session: Session, receipt: Receipt, time: ServerTime, number: int, *,
             more["leaseOverSeconds"] = round(-(lease or 0), 3)
         session.out.json(wire_json(receipt) | more)
         return
-    if not number and session.out.console.is_terminal:
-        heading = f"{column:<11} " if column else ""
-        session.out.line((f"{'STATUS':<9} ATT  {'UPDATED (server time)':<20}  {heading}KEY", "bold"))
+    _heading(session, number, column)
     left = {"": "", "LEFT": "for ever" if kept is None else duration(kept)}.get(column, duration(-(lease or 0)))
     _row(session, receipt, left=left)
 
@@ -118,59 +146,44 @@ async def watch(
 ) -> None:
     """Show receipts as they stand, and then every change, until Ctrl-C.
 
-    A table that is redrawn on a terminal, a line for each in a pipe.
+    A table that is redrawn on a terminal, a line for each in a pipe. It waits for a server that is away, and says so.
     """
-    problems = Problems(session)
+    problems, silences = Problems(session), Silences(session)
+    board = Board(session.out.console) if session.out.live and not json else None
+
+    def unreadable(problem: NatsReceiptsError) -> None:
+        problems(problem)
+        if board is not None and isinstance(problem, ReceiptError):
+            board.take(problem.key if isinstance(problem.key, str) else problem.key.kv_key, "unreadable")
+
+    def erased(key: str, marker: Revision) -> None:
+        if board is not None:
+            board.take(key, "erased", updated=marker.time)
+        elif json:
+            session.out.json(erased_json(key, marker))
+        else:
+            _erased_row(session, key, marker)
+
+    def unreachable(problem: Unreachable | None) -> None:
+        silences(problem)
+        if board is not None:
+            board.warning = silences.warning
+
     async with session.toolkit() as toolkit:
-        watched = toolkit.receipts.watch(tenant=tenant, run=run, tool=tool, unreadable=problems)
+        watched = toolkit.receipts.watch(
+            tenant=tenant, run=run, tool=tool, unreadable=unreadable, erased=erased, unreachable=unreachable
+        )
         async with contextlib.aclosing(watched) as receipts:
-            if json or not session.out.live:
+            if board is None:
                 async for receipt in receipts:
                     if json:
                         session.out.json(wire_json(receipt))
                     else:
                         _row(session, receipt)
                 return
-            board = _Board(session)
-            with Live(board, console=session.out.console, refresh_per_second=4, vertical_overflow="crop"):
+            with session.out.redrawn(board):
                 async for receipt in receipts:
-                    board.take(receipt)
-
-
-class _Board:
-    """The receipts that changed last, as many as fit, and how many there are of each status."""
-
-    _MOST = 500
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._last: OrderedDict[str, Receipt] = OrderedDict()
-        self._statuses: dict[str, str] = {}
-
-    def take(self, receipt: Receipt) -> None:
-        self._statuses[receipt.kv_key] = receipt.status
-        self._last[receipt.kv_key] = receipt
-        self._last.move_to_end(receipt.kv_key)
-        while len(self._last) > self._MOST:
-            self._last.popitem(last=False)
-
-    def __rich__(self) -> Table:
-        console = self._session.out.console
-        counts = Counter(list(self._statuses.values()))
-        title = Text("  ").join(Text(f"{count} {status}", STATUS_STYLES[status]) for status, count in counts.items())
-        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True)
-        table.add_column("status", no_wrap=True, min_width=max(map(len, _STATUSES)))
-        table.add_column("att", justify="right", no_wrap=True, min_width=3)
-        table.add_column("updated", no_wrap=True, min_width=len("00:00:00Z"))
-        table.add_column(
-            "key", no_wrap=True, overflow="ellipsis", ratio=1
-        )  # the only one that is cut: its tail is a hash
-        rows = max(console.size.height - 4, 3)
-        for receipt in list(self._last.values())[: -rows - 1 : -1]:
-            time = receipt.updated.astimezone(dt.UTC).strftime("%H:%M:%SZ")
-            status = Text(receipt.status, STATUS_STYLES[receipt.status])
-            table.add_row(status, str(receipt.attempts), time, receipt.kv_key)
-        return table
+                    board.take(receipt.kv_key, receipt.status, attempts=receipt.attempts, updated=receipt.updated)
 
 
 @verb(app, "stats")
@@ -181,11 +194,17 @@ async def stats(
     problems = Problems(session)
     statuses: Counter[str] = Counter()
     tools: dict[str, Counter[str]] = {}
-    repeated = stuck = 0
+    repeated = stuck = gone = 0
     oldest: Receipt | None = None
+
+    def erased(_key: str, _marker: Revision) -> None:
+        nonlocal gone
+        gone += 1
+
     async with session.toolkit() as toolkit:
         time = await toolkit.receipts.server_time()
-        async for receipt in toolkit.receipts.list(tenant=tenant, run=run, tool=tool, unreadable=problems):
+        listed = toolkit.receipts.list(tenant=tenant, run=run, tool=tool, unreadable=problems, erased=erased)
+        async for receipt in listed:
             statuses[receipt.status] += 1
             session.out.progress(f"{statuses.total():,} receipts read")
             tools.setdefault(receipt.key.tool, Counter())[receipt.status] += 1
@@ -203,6 +222,7 @@ async def stats(
                 "moreThanOneAttempt": repeated,
                 "stuck": stuck,
                 "unreadable": problems.count,
+                "erased": gone,
                 "retentionSeconds": time.retention or None,
                 "oldestAmbiguous": oldest.kv_key if oldest is not None else None,
                 "keptForSeconds": None if kept is None else round(kept, 3),
@@ -212,6 +232,8 @@ async def stats(
     _print_stats(session, statuses, tools)
     out = session.out
     out.line(f"more than one attempt: {repeated:,}; running with the lease over (--stuck): {stuck:,}")
+    if gone:
+        out.line(f"erased by hand, and refused (--status erased): {gone:,}")
     out.line(f"receipts are kept {'for ' + duration(time.retention) if time.retention else 'for ever'}")
     if oldest is not None:
         expires = f", expires in {duration(kept)}" if kept is not None else ""

@@ -12,7 +12,6 @@ import typer
 from natsreceipts.cli.exits import Exit, Failure
 from natsreceipts.cli.given_json import given_json
 from natsreceipts.cli.output import plain
-from natsreceipts.cli.place import with_key
 from natsreceipts.cli.receipts import app
 from natsreceipts.cli.shapes import wire_json
 from natsreceipts.cli.show import Found, Key, looked_up, tell_history
@@ -21,6 +20,7 @@ from natsreceipts.cli.verb import AsJson, Session, verb
 from natsreceipts.errors import InvalidSetting, NatsReceiptsError, StaleRevision
 from natsreceipts.notice import check_text
 from natsreceipts.resolving import UNSET, check_notifiable, check_resolvable, live, names_of, resolution_of
+from natsreceipts.shell import with_key
 
 if TYPE_CHECKING:
     from natsreceipts.notice_record import NoticeSpec

@@ -11,11 +11,12 @@ import typer
 
 from natsreceipts.cli.exits import Exit, Failure
 from natsreceipts.cli.output import duration, instant, plain
-from natsreceipts.cli.place import with_key
 from natsreceipts.cli.shapes import rfc3339
+from natsreceipts.cli.silence import Silences
 from natsreceipts.cli.verb import AsJson, Session, group, verb
 from natsreceipts.errors import InvalidName, SessionBusy
 from natsreceipts.identity import name_from_token
+from natsreceipts.shell import with_key
 from natsreceipts.transcript import closable_by_append, view_of
 from natsreceipts.wire import EntryRecord
 
@@ -147,7 +148,7 @@ async def tail(
         log = _opened(toolkit, key)
         there = [entry.seq for entry in (await log.load()).all_entries]
         first = there[-lines] if 0 < lines <= len(there) else 0 if lines else (there[-1] + 1 if there else 0)
-        async with contextlib.aclosing(log.watch()) as entries:
+        async with contextlib.aclosing(log.watch(unreachable=Silences(session))) as entries:
             async for entry in entries:
                 if entry.seq < first:
                     continue

@@ -10,9 +10,9 @@ from natsreceipts.payload import NotEncodable, normal_form
 if TYPE_CHECKING:
     import datetime as dt
 
-    from natsreceipts.receipt import Receipt
+    from natsreceipts.receipt import Receipt, Revision
 
-__all__ = ["readable", "rfc3339", "wire_json"]
+__all__ = ["erased_json", "readable", "rfc3339", "wire_json"]
 
 
 def rfc3339(time: dt.datetime) -> str:
@@ -24,6 +24,11 @@ def wire_json(receipt: Receipt) -> dict[str, Any]:
     """A receipt: ``key``, ``revision``, ``updated``, and its record as it stands in the bucket."""
     head = {"key": receipt.kv_key, "revision": receipt.revision, "updated": rfc3339(receipt.updated)}
     return {**head, **json.loads(receipt.record.to_bytes())}
+
+
+def erased_json(key: str, marker: Revision) -> dict[str, Any]:
+    """The delete marker that stands in the place of a receipt."""
+    return {"key": key, "revision": marker.revision, "updated": rfc3339(marker.time), "status": "erased"}
 
 
 def readable(value: Any) -> dict[str, Any]:

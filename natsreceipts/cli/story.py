@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from natsreceipts.cli.output import duration, plain
-from natsreceipts.cli.place import with_key
 from natsreceipts.decision import Effect
 from natsreceipts.errors import InvalidName, UnsupportedRecord
 from natsreceipts.resolving import names_of
+from natsreceipts.shell import quoted_key, with_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,7 +174,7 @@ def advice(key: str, revisions: list[Revision], lease_left: float | None, *, buc
 
 
 def _before_dashes(key: str) -> str:
-    return f"-- {key}" if key.startswith("-") else key
+    return f"-- {key}" if key.startswith("-") else quoted_key(key)
 
 
 def claimed_by_not_applied(receipt: Receipt | None, *, even_if_running: bool) -> str:

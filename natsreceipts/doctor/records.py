@@ -207,7 +207,7 @@ def _told(site: Site, tally: _Tally, clock: Clock) -> Iterator[Finding]:
     mend = "put back the last good revision: docs/operations.md, By hand"
     ours = [key for key in tally.corrupt if key.count(".") == 3]
     if ours:
-        mend = f"{site.command(f'receipts show {ours[0]}')} says how to {mend}"
+        mend = f"{site.command('receipts show', ours[0])} says how to {mend}"
     yield from unreadable("receipts", tally.corrupt, tally.unsupported, tally.counts, fix=mend)
     if not tally.corrupt and not tally.unsupported:
         yield ok("receipts, readable", f"{tally.read:,} read")
@@ -216,7 +216,7 @@ def _told(site: Site, tally: _Tally, clock: Clock) -> Iterator[Finding]:
         yield warning(
             "receipts, erased",
             f"{count:,} were deleted by hand, and their calls are refused: {some(tally.erased, count)}",
-            fix=site.command(f"receipts show {tally.erased[0]}"),
+            fix=site.command("receipts show", tally.erased[0]),
             keys=tuple(tally.erased),
         )
     yield _ambiguous(site, tally, clock)
@@ -239,7 +239,7 @@ def _ambiguous(site: Site, tally: _Tally, clock: Clock) -> Finding:
     (time, key), count = tally.ambiguous[0], tally.counts["ambiguous"]
     kept, age = site.kept, (clock.now - time) / 1e9
     text = f"{count:,} wait for a person, {key} since {span(age)}"
-    fix = f"{site.command('receipts ls --ambiguous')}, and {site.command(f'receipts show {key}')}"
+    fix = f"{site.command('receipts ls --ambiguous')}, and {site.command('receipts show', key)}"
     keys = tuple(key for _, key in tally.ambiguous)
     if not kept:
         return warning("receipts, ambiguous", f"{text}; they are kept for ever", fix=fix, keys=keys)

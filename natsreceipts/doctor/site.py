@@ -18,6 +18,7 @@ from natsreceipts._jetstream import (
 from natsreceipts.errors import NatsReceiptsError
 from natsreceipts.fence import Pace, patiently
 from natsreceipts.provisioning import MOST_PARTITIONS, Wanted, wanted
+from natsreceipts.shell import with_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -88,9 +89,10 @@ class Site:
     """Records of a store that are read."""
     namespace: str = ""
 
-    def command(self, verb: str) -> str:
-        """A command of ours that looks at these stores."""
-        return f"natsreceipts {verb}" + (f" --namespace {self.namespace}" if self.namespace else "")
+    def command(self, verb: str, key: str = "") -> str:
+        """A command of ours that looks at these stores, or at a key in them."""
+        command, where = f"natsreceipts {verb}", f"--namespace {self.namespace}" if self.namespace else ""
+        return with_key(command, key, where) if key else " ".join(filter(None, (command, where)))
 
     @property
     def stores(self) -> list[Store]:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from natsreceipts import receipts
-    from natsreceipts.errors import NatsReceiptsError
+    from natsreceipts.errors import NatsReceiptsError, Unreachable
     from natsreceipts.identity import ReceiptKey
     from natsreceipts.receipt import Receipt, Revision
     from natsreceipts.server_time import ServerTime
@@ -59,13 +59,14 @@ class ReceiptStore:
         tool: str | None = None,
         status: Status | None = None,
         unreadable: Callable[[NatsReceiptsError], None] | None = None,
+        erased: Callable[[str, Revision], None] | None = None,
     ) -> Iterator[Receipt]:
         """The newest revision of each receipt, filtered by names and status; an iterator, in order of keys.
 
-        ``unreadable`` is called on the toolkit's own thread.
+        ``unreadable`` and ``erased`` are called on the toolkit's own thread.
         """
         return self._portal.iterate(
-            self._inner.list(tenant=tenant, run=run, tool=tool, status=status, unreadable=unreadable)
+            self._inner.list(tenant=tenant, run=run, tool=tool, status=status, unreadable=unreadable, erased=erased)
         )
 
     def watch(
@@ -75,9 +76,17 @@ class ReceiptStore:
         run: str | None = None,
         tool: str | None = None,
         unreadable: Callable[[NatsReceiptsError], None] | None = None,
+        erased: Callable[[str, Revision], None] | None = None,
+        unreachable: Callable[[Unreachable | None], None] | None = None,
     ) -> Iterator[Receipt]:
-        """The receipts that match, as they stand, and then every further revision in order, for ever."""
-        return self._portal.iterate(self._inner.watch(tenant=tenant, run=run, tool=tool, unreadable=unreadable))
+        """The receipts that match, as they stand, and then every further revision in order, for ever.
+
+        ``unreadable``, ``erased`` and ``unreachable`` are called on the toolkit's own thread.
+        """
+        watched = self._inner.watch(
+            tenant=tenant, run=run, tool=tool, unreadable=unreadable, erased=erased, unreachable=unreachable
+        )
+        return self._portal.iterate(watched)
 
     def resolve(
         self,

@@ -8,12 +8,13 @@ from natsreceipts import sessions
 from natsreceipts.sync.run import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from natsreceipts import run as runs
     from natsreceipts.decision import Effect
     from natsreceipts.dialects.base import Message, ToolCall
     from natsreceipts.entries import SessionEntry
+    from natsreceipts.errors import Unreachable
     from natsreceipts.reconcile import ReconcileReport
     from natsreceipts.sessions import LoadedSession, SessionSummary
     from natsreceipts.sync.portal import Portal
@@ -72,9 +73,12 @@ class SessionLog:
         """Read what is new, in a few requests, from the leader's last entry down."""
         return self._portal.run(self._inner.load)
 
-    def watch(self) -> Iterator[SessionEntry]:
-        """The entries of the log as it stands, of all branches, and then every further one, for ever."""
-        return self._portal.iterate(self._inner.watch())
+    def watch(self, *, unreachable: Callable[[Unreachable | None], None] | None = None) -> Iterator[SessionEntry]:
+        """The entries of the log as it stands, of all branches, and then every further one, for ever.
+
+        ``unreachable`` is called on the toolkit's own thread.
+        """
+        return self._portal.iterate(self._inner.watch(unreachable=unreachable))
 
     def calls_in(self, message: Message) -> list[ToolCall]:
         """The tool calls of a message of this session's dialect, each with ``.id``, ``.name`` and ``.arguments``."""

@@ -96,9 +96,25 @@ async def test_what_cannot_be_read_is_told_and_hides_nothing(cli, some, run, nc,
     assert len((await cli("receipts", "ls")).lines) == len(some)
 
 
-async def test_erased_ones_are_left_out(cli, some, nc, namespace):
+async def test_erased_ones_are_told_since_their_calls_are_refused(cli, some, nc, namespace):
+    key = some["failed"].kv_key
     await put(nc, namespace, some["failed"], b"", headers={"KV-Operation": "DEL"})
-    assert some["failed"].kv_key not in (await cli("receipts", "ls")).out
+    ended = await cli("receipts", "ls")
+    assert (ended.code, ended.err) == (0, "")
+    assert [line.split()[0] for line in ended.lines if key in line] == ["erased"]
+    assert len(ended.lines) == len(some)
+    (shown,) = (await cli("receipts", "ls", "--json", "--status", "erased")).objects
+    (told,) = (await cli("receipts", "show", key, "--json")).objects
+    assert shown == {name: told[name] for name in ("key", "revision", "updated", "status")}
+    assert key not in (await cli("receipts", "ls", "--status", "completed")).out
+    for flag in ("--ambiguous", "--stuck"):  # what a person on call looks at
+        ended = await cli("receipts", "ls", flag)
+        assert key not in ended.out
+        assert "1 erased by hand" in ended.error
+        assert "receipts ls --status erased" in ended.error
+    (counted,) = (await cli("receipts", "stats", "--json")).objects
+    assert (counted["total"], counted["erased"]) == (5, 1)
+    assert any("erased by hand" in line and line.endswith(" 1") for line in (await cli("receipts", "stats")).lines)
 
 
 async def test_stats(cli, some):
@@ -106,7 +122,7 @@ async def test_stats(cli, some):
     assert counted["total"] == 6
     assert counted["statuses"] == {"completed": 2, "ambiguous": 1, "failed": 1, "running": 2}
     assert counted["tools"]["pay"] == {"completed": 1}
-    assert counted["stuck"] == 1
+    assert (counted["stuck"], counted["erased"]) == (1, 0)
     assert counted["oldestAmbiguous"] == some["ambiguous"].kv_key
     ended = await cli("receipts", "stats")
     assert ended.lines[0].split() == ["total", "running", "completed", "failed", "ambiguous", "tool"]

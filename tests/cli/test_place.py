@@ -13,7 +13,8 @@ from scenes import ambiguous_call
 from support import Effect, put
 
 from natsreceipts import connect, embedded
-from natsreceipts.cli.place import Place, with_key
+from natsreceipts.cli.place import Place
+from natsreceipts.shell import with_key
 
 BY = ("--by", "ann", "--reason", "seen in the outbox")
 LONG = "x" * 400
@@ -76,6 +77,12 @@ def test_a_command_holds_whatever_it_is_about():
 def test_keys_that_begin_with_a_dash():
     assert with_key("natsreceipts receipts show", "acme.1") == "natsreceipts receipts show acme.1"
     assert with_key("natsreceipts sessions wake", "-a.b", "--dry-run") == "natsreceipts sessions wake --dry-run -- -a.b"
+
+
+def test_keys_that_begin_with_an_equals_sign_are_quoted():
+    """zsh takes such a word for the path of a command."""
+    assert with_key("natsreceipts receipts show", "=C3=A9.r") == "natsreceipts receipts show '=C3=A9.r'"
+    assert with_key("nats kv get receipts", "a.=C3", "--raw") == "nats kv get receipts a.=C3 --raw"
 
 
 # all verbs
@@ -194,7 +201,7 @@ async def test_an_erased_one_with_a_hashed_name(own_server):
         try:
             await nc.jetstream().publish(f"$KV.receipts.{key}", b"", headers={"KV-Operation": "DEL"})
             shown = (await cli("receipts", "show", key, "--json")).objects[0]
-            assert any(f"receipts resolve {key}" in line for line in shown["next"])
+            assert any(f"receipts resolve '{key}'" in line for line in shown["next"])  # = means something to zsh
             say = ("--not-applied", *BY, "--yes", "--revision", shown["revision"])
             ended = await cli("receipts", "resolve", key, *say)
             assert ended.code == 0, ended.err

@@ -351,6 +351,35 @@ async def test_a_watch_lives_through_a_restart(own_server, namespace, monkeypatc
                 assert [r.result for r in await take(2)] == [None, 2]
 
 
+async def test_a_watch_tells_of_what_is_deleted_and_of_silence(proxy, namespace, bucket, nc, run, monkeypatch):
+    monkeypatch.setattr("natsreceipts.receipts._WATCH_EVERY", 0.3)
+    await run.execute("send", [0], Effect(0))
+    said = []
+
+    def erased(key, marker):
+        said.append((key, "erased", marker.revision))
+
+    async with toolkit_of(proxy.url, namespace) as far:
+        watching = far.receipts.watch(erased=erased, unreachable=lambda error: said.append(type(error)))
+        async with aclosing(watching), asyncio.timeout(60):
+            await anext(watching)
+            ack = await put(nc, namespace, run.key("send", [0]), b"", headers={"KV-Operation": "DEL"})
+            await run.execute("send", [1], Effect(1))
+            assert [(await anext(watching)).status for _ in range(2)] == ["running", "completed"]
+            assert said == [(run.key("send", [0]).kv_key, "erased", ack)]
+            await proxy.refuse()
+            await proxy.cut()
+            more = asyncio.ensure_future(anext(watching))
+            while Unreachable not in said:
+                await asyncio.sleep(0.05)
+            await proxy.accept()
+            while said[-1] is not type(None):
+                await asyncio.sleep(0.05)
+            await run.execute("send", [2], Effect(2))
+            assert (await more).status == "running"
+    assert said[1:] == [Unreachable, type(None)]  # each once
+
+
 async def test_a_watch_lives_through_a_connection_that_is_cut(proxy, namespace, bucket, nc, run, monkeypatch):
     monkeypatch.setattr("natsreceipts.receipts._WATCH_EVERY", 0.3)
     await run.execute("send", [0], Effect(0))
