@@ -12,6 +12,7 @@ from natsreceipts.doctor.site import seconds_kept, span
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from natsreceipts._jetstream import Finding as Weakness
     from natsreceipts.doctor.site import Site, Store
 
 __all__ = ["persist_mode", "replicas", "retention", "settings"]
@@ -40,10 +41,7 @@ def settings(site: Site) -> Iterator[Finding]:
 
 
 def _compared(site: Site, store: Store, check: str) -> Iterator[Finding]:
-    if store.wanted.kind == "object store":
-        found = objects_findings(store.config, retention=site.kept)
-    else:
-        found = findings(store.config, lease=site.lease, of_sessions=store.of_sessions)
+    found = _found(site, store)
     for each in found:
         if each.setting == "persist_mode":  # has a line of its own
             continue
@@ -52,6 +50,12 @@ def _compared(site: Site, store: Store, check: str) -> Iterator[Finding]:
         yield level(name, f"it {each.text}", fix=edit_of(store.stream, [each]))
     if not found:
         yield ok(check, "as they should be")
+
+
+def _found(site: Site, store: Store) -> list[Weakness]:
+    if store.wanted.kind == "object store":
+        return objects_findings(store.config, retention=site.kept)
+    return findings(store.config, lease=site.lease, of_sessions=store.of_sessions)
 
 
 def _breaks(store: Store, setting: str) -> bool:
@@ -120,6 +124,8 @@ def retention(site: Site) -> Iterator[Finding]:
             continue
         if store is site.payloads and age < (kept or math.inf):
             continue  # said among its settings
+        if any(each.setting == "max_age" for each in _found(site, store)):
+            continue  # so is this, with another fix for it
         if not kept or age < least:
             hours = f"{math.ceil(least / 3600)}h" if kept else "0"
             yield warning(

@@ -110,6 +110,17 @@ async def test_retention(diagnose, namespace, nc, bucket):
     assert found["object store receipt-payloads, retention"].fix.endswith("--max-age=2184h")
 
 
+async def test_one_fix_for_one_setting(diagnose, namespace, nc, bucket):
+    await provision(nc, namespace=namespace, retention=3600)
+    notices = (await nc.jetstream().stream_info(f"KV_{namespace}-notices")).config
+    notices.max_age = notices.duplicate_window = 60  # less than ten leases, and less than the receipts'
+    await nc.jetstream().update_stream(notices)
+    found = await diagnose()
+    assert [one.fix for _, one in found.all if "--max-age" in (one.fix or "")] == [
+        f"nats stream edit {notices.name} --max-age=0"
+    ]
+
+
 def site(*counts, cluster=None):
     stores = [Store(each) for each in wanted(namespace="", replicas=1, history=8, retention=0.0).all]
     for store, count in zip(stores, counts, strict=True):
