@@ -81,13 +81,19 @@ _FULL = ("maximum bytes exceeded", "maximum messages exceeded", "maximum message
 """10077 is also the generic "store failed"; only these texts speak of the bucket's settings (measured)."""
 
 
+_WAYS_OUT = {
+    10039: "say `jetstream: enabled` for it in the server's configuration, or connect as a user of another account",
+}
+
+
 class JetStreamError(NatsReceiptsError):
     """The server refused a request."""
 
     def __init__(self, code: int, description: str) -> None:
         self.code = code
         self.description = description
-        super().__init__(f"JetStream error {code}: {description}")
+        way_out = f" ({_WAYS_OUT[code]})" if code in _WAYS_OUT else ""
+        super().__init__(f"JetStream error {code}: {description}{way_out}")
 
 
 def api_error(answer: dict[str, Any]) -> JetStreamError | None:

@@ -34,7 +34,7 @@ def run(app: Callable[..., Any], arguments: Sequence[str] | None = None) -> int:
         path = context.command_path if context is not None else "natsreceipts"
         said: str = wrong.format_message().rstrip(".")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
         given = sys.argv[1:] if arguments is None else arguments
-        _say(f"{said}. {_about_dashes(wrong, given)}See: {path} --help")
+        _say(f"{said}{'' if said[-1:] == '?' else '.'} {_about_dashes(wrong, given)}See: {path} --help")
         return Exit.USAGE
     except PipeClosed:
         return Exit.PIPE_CLOSED

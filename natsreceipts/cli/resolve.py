@@ -159,11 +159,14 @@ def _ask(session: Session, found: Found, outcome: dict[str, Any], *, even_if_run
 def _agreed(question: str) -> bool:
     sys.stdout.write(question)
     sys.stdout.flush()
+    answer = ""
     try:
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
-    except KeyboardInterrupt:
-        sys.stdout.write("\n")
-        raise
+        answer = sys.stdin.readline()
+    finally:
+        if not answer.endswith("\n"):  # Ctrl-C, or the end of the input: what is said next gets a line of its own
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    return answer.strip().lower() in ("y", "yes")
 
 
 async def _looked_at(session: Session, key: str) -> Found:

@@ -58,8 +58,10 @@ def telling_stdout() -> Generator[None]:
         raise CannotWrite("standard output is closed")
     before = sys.stdout
     if isinstance(before, io.TextIOWrapper) and not isinstance(before, _Telling):
-        encoding, errors, lines = before.encoding, before.errors, before.line_buffering
-        sys.stdout = _Telling(cast("BinaryIO", before.detach()), encoding, errors, line_buffering=lines)
+        encoding, errors = before.encoding, before.errors
+        lines, at_once = before.line_buffering, before.write_through
+        raw = cast("BinaryIO", before.detach())
+        sys.stdout = _Telling(raw, encoding, errors, line_buffering=lines, write_through=at_once)
         if before is sys.__stdout__:  # of which the size of the terminal is asked
             sys.__stdout__ = sys.stdout  # pyright: ignore[reportConstantRedefinition]
     try:

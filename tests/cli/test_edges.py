@@ -129,6 +129,21 @@ async def test_somebody_who_may_nothing(guarded):
         assert "does not let this connection publish on '$JS.API.STREAM.INFO.SESSIONS'" in ended.error
 
 
+async def test_an_account_without_jetstream():
+    accounts = "A { jetstream: enabled, users: [{ user: a, password: p }] }, B { users: [{ user: b, password: p }] }"
+    async with embedded(config=f"accounts {{ {accounts} }}\nno_auth_user: a") as server:
+        ended = await Cli("--server", server.url, "--user", "b", "--password", "p")("receipts", "ls")
+    assert (ended.code, ended.out) == (4, "")
+    assert "JetStream not enabled for account" in ended.error
+    assert "`jetstream: enabled`" in ended.error  # what to do
+
+
+async def test_a_verb_that_is_nearly_one():
+    ended = await Cli()("recepts", "ls")
+    assert ended.code == 2
+    assert "Did you mean 'receipts'? See: natsreceipts --help" in ended.error
+
+
 async def fill(nc, namespace, count):
     """Many completed receipts."""
     key = ReceiptKey.of("acme", "order-42", "send", [-1])

@@ -175,12 +175,14 @@ async def test_anything_but_yes_settles_nothing(server, namespace, ambiguous, nc
     assert "nothing was settled" in terminal.seen
 
 
-async def test_ctrl_c_at_the_question(server, namespace, ambiguous, nc):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+async def test_ctrl_c_at_the_question(server, namespace, ambiguous, nc, monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     async with no_writes(nc, namespace), asking(server, namespace, ambiguous[0], "--not-applied") as terminal:
         await terminal.until("so? [y/N] ")
         terminal.interrupt()
         assert await terminal.end() == 130
-    assert "stopped by Ctrl-C" in terminal.seen
+    assert "[y/N] \r\nnatsreceipts: stopped by Ctrl-C" in terminal.seen
     assert "Traceback" not in terminal.seen
 
 
