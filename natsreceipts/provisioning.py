@@ -144,17 +144,16 @@ async def agreed(
     another number was ``asked`` for, and as `make`.
     """
     stores = stores_of(partitions=asked)
-    sessions = stores.sessions
-    config = await config_of(link, sessions.config["name"], sessions.name, timeout=timeout)
-    if config is None and making:
+    stream, name = stores.sessions.config["name"], stores.sessions.name
+    config = await config_of(link, stream, name, timeout=timeout)
+    if config is None:
         there = await _partitions_of_receipts(link, stores_of, timeout=timeout)
         if there is not None:
-            sessions = partitioned(stores_of, asked=asked, there=there).sessions
-        await make(link, sessions.name, sessions.config, timeout=timeout)
-        config = await config_of(link, sessions.config["name"], sessions.name, timeout=timeout)
-    if config is None:
-        return stores
-    return partitioned(stores_of, asked=asked, there=partitions_in(config))
+            stores = partitioned(stores_of, asked=asked, there=there)
+        if making:
+            await make(link, name, stores.sessions.config, timeout=timeout)
+            config = await config_of(link, stream, name, timeout=timeout)
+    return stores if config is None else partitioned(stores_of, asked=asked, there=partitions_in(config))
 
 
 async def _partitions_of_receipts(link: Connection, stores_of: Callable[..., Stores], *, timeout: float) -> int | None:

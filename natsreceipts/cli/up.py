@@ -30,6 +30,14 @@ async def _up(
         str, typer.Option(help="How long receipts are kept, as 90d or 3600; 0: for ever.", metavar="TIME")
     ] = "0",
     history: Annotated[int, typer.Option(help="Revisions kept of a receipt, 8 or more.")] = 8,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            help="Buckets that the receipts are spread over, 1 to 64; fixed from then on. "
+            "Unless given, as many as there are, or one.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Make nothing, only say what would be made.")] = False,
     json: AsJson = False,
 ) -> Exit:
@@ -44,6 +52,7 @@ async def _up(
         replicas=replicas,
         history=history,
         retention=_seconds(retention),
+        partitions=partitions,
         dry_run=dry_run,
         **settings,
     )
