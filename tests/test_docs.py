@@ -36,6 +36,10 @@ async def test_the_examples_run(server, namespace, nc, capsys):
                 for code in PYTHON.findall(text):
                     await run(code, page.name, names)
     assert 'build | approved | by="ann" budget=1200' in capsys.readouterr().out
+    vectors = json.loads((DOCS.parent / "tests" / "vectors" / "partitions.json").read_text(encoding="utf-8"))
+    for case in vectors["cases"]:
+        number = f"-{case['partition']}" if case["partitions"] > 1 else ""
+        assert names["bucket_of"](case["key"], case["partitions"]) == f"receipts{number}"
 
 
 async def run(code, page, names):

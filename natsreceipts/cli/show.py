@@ -125,6 +125,7 @@ def _as_json(session: Session, found: Found, payloads: dict[tuple[str, ...], dic
     else:
         shown = {"key": found.key, "revision": newest.revision, "updated": rfc3339(newest.time)}
         shown |= {"status": status_of(newest)}
+    shown["bucket"] = found.bucket
     shown["next"] = _next(session, found, payloads)
     shown["history"] = [
         {
@@ -147,7 +148,7 @@ def _tell(session: Session, found: Found, payloads: dict[tuple[str, ...], dict[s
     out.line(found.key)
     out.line(
         (status, STATUS_STYLES[status]),
-        f" since {instant(newest.time, fine=True)} ({age} ago), revision {newest.revision}",
+        f" since {instant(newest.time, fine=True)} ({age} ago), revision {newest.revision} in bucket {found.bucket}",
     )
     out.line()
     if receipt is not None:

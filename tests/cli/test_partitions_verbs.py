@@ -84,6 +84,9 @@ async def test_advice_names_the_bucket_that_holds_the_key(cli, nc, namespace, to
     await run.execute("send", ARGS, Effect("sent"))
     key = key_of(toolkit, 1)
     holds = f"{namespace}-receipts-{partition_of(key, N)}"
+    assert f"revision 2 in bucket {holds}" in (await cli("receipts", "show", key)).out
+    (shown,) = (await cli("receipts", "show", key, "--json")).objects
+    assert shown["bucket"] == holds
     missing = key.replace(".send.", ".other.")
     ended = await cli("receipts", "show", missing)
     assert ended.code == 3

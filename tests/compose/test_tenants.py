@@ -7,6 +7,8 @@ import base64
 import contextlib
 import json
 import os
+import re
+import shutil
 
 import nats
 import nats.js.errors
@@ -115,6 +117,30 @@ async def test_the_doctor_finds_nothing_wrong(site, user):
     assert [levels[check] for check in levels if check.startswith("sync_always, ")] == ["ok"]
     assert {"receipts, readable", "sessions, readable", "notices, readable", "payloads, orphans"} <= set(levels)
     assert await site.state(f"{tenant}-admin") == before
+
+
+async def test_the_permissions_with_partitions(tmp_path):
+    """As docs/tenants.md says: each subject of `receipts` becomes one for each partition."""
+    for name in ("nats-single.conf", "tenants-single.conf", "tenants.conf"):
+        shutil.copy(COMPOSE / name, tmp_path)
+    rules = (tmp_path / "tenants.conf").read_text("utf-8")
+    named = r'"[^"\n]*\b(?:KV\.|KV_)(receipts)\b[^"\n]*"'
+    several = re.sub(named, lambda rule: ", ".join(rule[0].replace("receipts", f"receipts-{n}") for n in (0, 1)), rules)
+    assert several != rules
+    (tmp_path / "tenants.conf").write_text(several, "utf-8")
+    environment = passwords()
+    async with serving(tmp_path / "tenants-single.conf", tmp_path, environment) as [node]:
+        async with as_user(node.url, environment, "acme-admin", provision=True, partitions=2):
+            pass
+        async with as_user(node.url, environment, "acme-worker") as toolkit:
+            await work(toolkit, "the mail to Ann", LARGE)
+            for number in range(4):
+                assert await toolkit.run("acme", f"run-{number}").execute("send", {}, lambda: "sent") == "sent"
+            assert len({toolkit.receipts.bucket(receipt.key) async for receipt in toolkit.receipts.list()}) == 2
+        credentials = {"user": "acme-worker", "password": password_of(environment, "acme-worker")}
+        found = [each async for each in examine(node.url, connect_timeout=20.0, **credentials)]
+        assert {each.check for each in found if each.level != "ok"} == {"replicas", "sync_always"}
+        assert sum(each.check.endswith(", permissions") for each in found) == 5
 
 
 async def test_a_worker_takes_jobs_of_its_own(site):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import json
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 from support import Effect, toolkit_of
@@ -16,6 +17,7 @@ from natsreceipts.provisioning import provision
 
 ARGS = {"to": "a@b.c"}
 N = 4
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "partitions.json").read_text("utf-8"))
 
 
 def partitioned(server, namespace, **settings):
@@ -35,14 +37,15 @@ async def buckets(nc, namespace):
     return found
 
 
-def test_which_one_holds_a_key():
+@pytest.mark.parametrize("case", VECTORS["cases"], ids=lambda case: f"{case['key'][:20]} {case['partitions']}")
+def test_which_one_holds_a_key(case):
     """As docs/wire.md says, for clients in other languages."""
-    key = "acme.order-42.send_email." + "0" * 64
-    digest = hashlib.sha256(b"acme.order-42").digest()
-    assert partition_of(key, 64) == int.from_bytes(digest[:8], "big") % 64
+    assert partition_of(case["key"], case["partitions"]) == case["partition"]
+
+
+def test_all_of_them_are_used_and_a_run_is_in_one():
     assert {partition_of(f"acme.run-{n}.send.x", N) for n in range(100)} == set(range(N))
     assert len({partition_of(f"acme.run-1.{tool}.x", N) for tool in "abcdef"}) == 1
-    assert partition_of(key, 1) == 0
 
 
 async def test_runs_are_spread_and_each_is_in_one(server, namespace, nc):
