@@ -133,12 +133,14 @@ class Bench:
                     await server.restart()
                     again = time.perf_counter() - started
                     await toolkit.receipts.server_time()
+                    after, first, next_one = resident(server.pid), *await cold(toolkit, size)
                     self.memory, self.disk = max(filled - memory, 0) / size, disk / size
                     takes.append(
                         f"  {size:,} receipts of two revisions, results of 200 B: {self.disk:,.0f} B on disk each; "
                         f"the server's memory {memory / 1e6:,.0f} MB before, {filled / 1e6:,.0f} MB after, "
-                        f"{self.memory:,.0f} B each; {resident(server.pid) / 1e6:,.0f} MB after a restart, "
-                        f"which took {again:.2f} s"
+                        f"{self.memory:,.0f} B each; {after / 1e6:,.0f} MB after a restart, which took {again:.2f} s; "
+                        f"then a receipt is read the first time in {first * 1e6:,.0f} us, and next in "
+                        f"{next_one * 1e6:,.0f} us"
                     )
                 name = f"{size:,} keys"
 
@@ -315,6 +317,17 @@ class Bench:
             f"  1,000,000 calls a day that are kept for 90 days: {90e6 * self.disk / 1e9:,.0f} GB on disk and "
             f"{90e6 * self.memory / 1e9:,.1f} GB in memory, on each of 3 servers"
         )
+
+
+async def cold(toolkit: natsreceipts.Toolkit, size: int) -> list[float]:
+    """Seconds, medians, that receipts far from each other take to be read, once and again at once."""
+    taken_by: list[list[float]] = [[], []]
+    for number in range(50):
+        for times in taken_by:
+            started = time.perf_counter()
+            assert await toolkit.receipts.get(key_of(number * size // 50)) is not None
+            times.append(time.perf_counter() - started)
+    return [statistics.median(times) for times in taken_by]
 
 
 class Worker:
