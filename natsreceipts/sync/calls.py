@@ -135,20 +135,21 @@ class Call:
         if self._errand is not None:
             raise InvalidSetting("a call is entered once: make a new one with run.call(...)")
         errand = Errand(self._portal, self._held_open, owner=self)
-        errand.start()
-        self._errand = errand
         try:
+            self._errand, self._thread = errand, threading.get_ident()
+            errand.start()
             if errand.heard() is None:
                 errand.result()
             errand.bring_back()
         except BaseException:
-            # A Ctrl-C, or what entering raised (then this changes nothing).
-            self._portal.soon(self._never_begin)
-            if self._portal.is_here or self._portal.forked:
+            if not errand.sent:
+                self._errand = None
+                raise
+            # A Ctrl-C, also one while it was started, or what entering raised (then this changes nothing).
+            if not self._portal.soon(self._never_begin) or self._portal.is_here:
                 raise
             errand.wait()
             raise
-        self._thread = threading.get_ident()
         return self
 
     def __exit__(
@@ -162,7 +163,14 @@ class Call:
                 self._portal.check()
             return False  # the call is the other process's, which is in its body, too
         self._told = passable(error) if error is not None else None
-        on_its_way = self._portal.soon(lambda: self._left(self._told))
+        try:
+            on_its_way = self._portal.soon(lambda: self._left(self._told))
+        except BaseException:
+            # A Ctrl-C just now: the body has ended all the same, and what it came to is written down first.
+            if self._portal.soon(lambda: self._left(self._told)) and not self._portal.is_here:
+                errand.cancel()
+                errand.wait()
+            raise
         if self._portal.is_here:
             return False  # a generator that the garbage collector closed: nothing may wait here
         if not on_its_way or self._closed:
@@ -222,7 +230,7 @@ class Call:
         """The caller does not go on: its body was not entered, and never will be."""
         if self._entered:
             self._left(NotApplied("interrupted before the body was entered"))
-        elif self._errand is not None and self._errand.task is not None:
+        elif self._errand is not None and not self._errand.skip() and self._errand.task is not None:
             self._errand.task.cancel()
 
     def given_up(self) -> asyncio.Task[None] | None:

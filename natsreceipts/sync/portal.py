@@ -85,8 +85,12 @@ class Portal:
     def run(self, fn: Callable[_P, Coroutine[Any, Any, _T]], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run a coroutine function on the loop, and wait for what it comes to. Raises InvalidSetting as `check`."""
         errand = Errand(self, lambda: fn(*args, **kwargs))
-        errand.start()
-        return errand.result()
+        try:
+            errand.start()
+            return errand.result()
+        except BaseException:
+            errand.abandon()  # a Ctrl-C outside of `result`'s waiting; else this changes nothing
+            raise
 
     def iterate(self, found: AsyncIterator[_T]) -> Iterator[_T]:
         """The items of an async generator. Closed early, also by the garbage collector, it is closed too."""
@@ -131,6 +135,8 @@ class Errand(Generic[_T]):
         self._context.run(_errand.set, self)
         self._inbox: SimpleQueue[object] = SimpleQueue()
         self._task: asyncio.Task[None] | None = None
+        self._sent = False
+        self._cancelled = False
         self._ended = False
         self._outcome: _T | None = None
         self._error: BaseException | None = None
@@ -154,6 +160,14 @@ class Errand(Generic[_T]):
         self._context.run(_errand.set, None)
         self._ended = True
         self._inbox.put(_ENDED)
+
+    def skip(self) -> bool:
+        """End it where it has not begun, and now never will; whether that is so."""
+        if self._task is not None:
+            return False
+        self._ended = True
+        self._inbox.put(_ENDED)
+        return True
 
     @property
     def task(self) -> asyncio.Task[None] | None:
@@ -180,8 +194,15 @@ class Errand(Generic[_T]):
     def start(self) -> None:
         """Start it. Raises InvalidSetting as `Portal.check`, and Unreachable where the toolkit is closed."""
         self._portal.check()
+        self._sent = True  # before it is, since a Ctrl-C may come in between
         if not self._portal.soon(self.begin):
+            self._sent = False
             raise Unreachable("this toolkit is closed: nothing was done")
+
+    @property
+    def sent(self) -> bool:
+        """Whether it was started, or a Ctrl-C came just then: `skip` tells, on the loop."""
+        return self._sent
 
     def heard(self) -> object:
         """What the coroutine says next; None once it has ended. (A Ctrl-C is the caller's to look after.)"""
@@ -196,7 +217,13 @@ class Errand(Generic[_T]):
 
     def cancel(self) -> None:
         """Cancel the coroutine, soon."""
+        self._cancelled = True
         self._portal.soon(lambda: self._task is None or self._task.cancel())
+
+    def abandon(self) -> None:
+        """Cancel the coroutine, soon, unless it has ended or was cancelled; the caller does not wait for it."""
+        if self._sent and not self._ended and not self._cancelled:
+            self.cancel()
 
     def result(self, *, elsewhere: bool = False) -> _T:
         """Wait for its end, and return or raise what it came to.
@@ -280,7 +307,13 @@ class _GeneratorClosed(BaseException):
     """Stands for a GeneratorExit, which a coroutine would take for its own."""
 
 
-_GeneratorClosed.__module__, _GeneratorClosed.__qualname__ = "builtins", "GeneratorExit"  # as it goes on record
+class _Cancelled(BaseException):
+    """Stands for a CancelledError, which a task would take for its own: a body may run a loop of its own."""
+
+
+# As they go on record.
+_GeneratorClosed.__module__, _GeneratorClosed.__qualname__ = "builtins", "GeneratorExit"
+_Cancelled.__module__, _Cancelled.__qualname__ = "asyncio.exceptions", "CancelledError"
 
 
 def passable(error: BaseException) -> BaseException:
@@ -289,6 +322,8 @@ def passable(error: BaseException) -> BaseException:
         stand_in: BaseException = RuntimeError("StopIteration was raised")
     elif isinstance(error, GeneratorExit):
         stand_in = _GeneratorClosed(*error.args)
+    elif isinstance(error, asyncio.CancelledError):
+        stand_in = _Cancelled(*error.args)
     else:
         return error
     stand_in.__cause__ = error

@@ -99,7 +99,6 @@ class _Connection:
             raise InvalidSetting("this connection was not entered")
         if portal.forked:
             return  # it is the other process's
-        atexit.unregister(self._at_exit)
         portal.soon(lambda: self._stop is None or self._stop.set())
         if portal.is_here:
             return
@@ -107,6 +106,7 @@ class _Connection:
             errand.result(elsewhere=True)
         finally:
             portal.close()
+            atexit.unregister(self._at_exit)  # last: a Ctrl-C before leaves it to the end of the program
 
     def _at_exit(self) -> None:
         """The program ends, and nobody has closed it."""

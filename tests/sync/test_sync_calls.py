@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import inspect
+import itertools
 import queue
 import threading
 import time
@@ -30,6 +31,7 @@ from natsreceipts import (
     Unreachable,
     sync,
 )
+from natsreceipts.sync.portal import Portal
 
 PATIENCE = 30.0
 
@@ -549,6 +551,61 @@ def test_an_interrupt_just_after_the_claim_leaves_it_not_applied(run, toolkit, m
     receipt = toolkit.receipts.get(call.key)
     assert (receipt.status, receipt.error.not_applied) == ("failed", True)
     assert run.execute("send", {}, lambda: 2) == 2
+
+
+def interrupted_once(monkeypatch, which, when):
+    """A Ctrl-C just before or just after the given handing over of work to the loop (counted from 0), once."""
+    soon, count = Portal.soon, itertools.count()
+
+    def interrupted(self, fn):
+        interrupts = threading.current_thread() is threading.main_thread() and next(count) == which
+        if interrupts and when == "before":
+            raise KeyboardInterrupt
+        given = soon(self, fn)
+        if interrupts:
+            raise KeyboardInterrupt
+        return given
+
+    monkeypatch.setattr(Portal, "soon", interrupted)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_while_a_call_is_handed_over_leaves_nothing_that_waits(run, toolkit, monkeypatch, when):
+    with monkeypatch.context() as patch:
+        interrupted_once(patch, 0, when)
+        with pytest.raises(KeyboardInterrupt), run.call("send", {}):
+            never()
+    receipt = toolkit.receipts.get(run.key("send", {}))
+    assert receipt is None or (receipt.status, receipt.error.not_applied) == ("failed", True)
+    assert run.execute("send", {}, lambda: 2) == 2
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_while_a_call_is_left_loses_no_result(run, toolkit, monkeypatch, when):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), run.call("send", {}) as call:
+        call.result = "sent"
+        interrupted_once(patch, 0, when)
+    assert toolkit.receipts.get(call.key).status == "completed"
+    assert run.execute("send", {}, never) == "sent"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_while_a_read_is_handed_over_is_raised(run, toolkit, monkeypatch, when):
+    with monkeypatch.context() as patch:
+        interrupted_once(patch, 0, when)
+        with pytest.raises(KeyboardInterrupt):
+            toolkit.receipts.get(run.key("send", {}))
+    assert toolkit.receipts.get(run.key("send", {})) is None
+
+
+def test_a_body_whose_own_loop_is_cancelled_comes_out_so(run, toolkit):
+    async def work():
+        raise asyncio.CancelledError("mine")
+
+    with pytest.raises(asyncio.CancelledError, match="mine"):
+        run.execute("send", {}, lambda: asyncio.run(work()))
+    receipt = toolkit.receipts.get(run.key("send", {}))
+    assert (receipt.status, receipt.error.type) == ("ambiguous", "asyncio.exceptions.CancelledError")
 
 
 # ---------------------------------------------------------------- the same names
