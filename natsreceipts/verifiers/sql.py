@@ -74,6 +74,8 @@ def sql_row(
     open; ask the primary, not a replica. An error of the database raises `Undecided`. Raises InvalidSetting.
     """
     for what, name in (("table", table), ("key_column", key_column), *(("columns", name) for name in columns)):
+        if not isinstance(cast("object", name), str):
+            raise InvalidSetting(f"{what}: {name!r} is no name")
         parts = name.split(".") if what == "table" else [name]
         if not all(_NAME.fullmatch(part) for part in parts) or len(parts) > 3:
             raise InvalidSetting(f"{what}: {name!r} is no plain name of letters, digits and _")
@@ -84,7 +86,9 @@ def sql_row(
     if settled_after is not None:
         check_seconds("settled_after", settled_after)
     check_seconds("timeout", timeout, zero=False)
-    statement = f"SELECT {', '.join(columns)} FROM {table} WHERE {key_column} = {placeholder}"  # noqa: S608 - checked
+    # As the columns of a table: alone, a name like `user` or `null` may be a value, which equals no key.
+    names = ", ".join(f"r.{name}" for name in columns)
+    statement = f"SELECT {names} FROM {table} r WHERE r.{key_column} = {placeholder}"  # noqa: S608 - checked
 
     async def verify_by_row(call: Subject) -> Verdict:
         async def look() -> Verdict:

@@ -137,7 +137,17 @@ def test_a_name_cannot_be_an_injection(database, name):
             looking(database, table=f"public.{name}")
 
 
+@pytest.mark.parametrize("name", ["null", "true", "current_timestamp", "current_user"])
+async def test_a_name_that_stands_for_a_value_proves_no_absence(run, database, left_behind, name):
+    """`WHERE null = ?` finds no row in any table, and so nothing out."""
+    await left_behind("pay", {})
+    with pytest.raises(AmbiguousCall):
+        await run.execute("pay", {}, never, verify=looking(database, key_column=name))
+
+
 def test_bad_settings_are_refused(database):
+    with pytest.raises(InvalidSetting):
+        looking(database, columns=[1])
     for bad in ({"columns": []}, {"columns": "id"}, {"placeholder": "1=1"}, {"timeout": 0}, {"settled_after": -1}):
         with pytest.raises(InvalidSetting):
             looking(database, **bad)
