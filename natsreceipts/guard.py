@@ -454,7 +454,8 @@ class Call:
             verdict = await (verify(self) if takes_argument(verify) else verify())
         except Exception as error:  # noqa: BLE001 - a verifier that fails does not know
             extra = fields("verifier_failed", self.key, error)
-            _log.warning("%s: the verifier failed: %s", self.key.kv_key, error, extra=extra)
+            # Not its text, which may hold what it read; AmbiguousCall has that.
+            _log.warning("%s: the verifier failed (%s)", self.key.kv_key, type(error).__name__, extra=extra)
             return Unknown(), error
         finally:
             _entered.set(outside)

@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic_core import from_json, to_json
 
-from natsreceipts.errors import KeyMissing, SealBroken
+from natsreceipts.errors import KeyMissing, NatsReceiptsError, SealBroken, Unreachable
 from natsreceipts.wire import EntryRecord, ErrorInfo, Payload, ReceiptRecord, SealedBox
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from natsreceipts.identity import ReceiptKey
 
 __all__ = ["STEP", "Cipher", "SealingKey", "Seals", "sealed_error", "sealed_in", "sealed_payload"]
@@ -60,6 +62,17 @@ class Cipher(Protocol):
     async def named(self, tenant: str, key_id: str) -> SealingKey | None:
         """The key of that id; None where there is none."""
         ...
+
+
+async def _answer(asked: Awaitable[SealingKey | None], tenant: str) -> SealingKey | None:
+    """What the host's cipher answers; its errors are not taken for those of a body around, which say what it did."""
+    try:
+        return await asked
+    except NatsReceiptsError:
+        raise
+    except Exception as error:
+        kind = type(error).__name__
+        raise Unreachable(f"the keys of tenant {tenant!r} could not be asked for ({kind}); try again") from error
 
 
 def _in_receipt(key: ReceiptKey, place: str) -> bytes:
@@ -106,10 +119,13 @@ class Seals:
         return self._cipher is not None
 
     async def sealing(self, key: ReceiptKey) -> SealingKey | None:
-        """The key that a call's data is sealed with now; None where nothing is sealed. Raises KeyMissing."""
+        """The key that a call's data is sealed with now; None where nothing is sealed.
+
+        Raises KeyMissing, and Unreachable where it cannot be asked for.
+        """
         if self._cipher is None:
             return None
-        found = await self._cipher.current(key.tenant)
+        found = await _answer(self._cipher.current(key.tenant), key.tenant)
         if found is None:
             raise KeyMissing(key, tenant=key.tenant, key_id=None, what="record")
         return found
@@ -135,7 +151,7 @@ class Seals:
         """An entry as it is written: with its body sealed, where it has a message. Raises KeyMissing."""
         if self._cipher is None or record.kind in ("suspend", "resume"):
             return record
-        key = await self._cipher.current(tenant)
+        key = await _answer(self._cipher.current(tenant), tenant)
         if key is None:
             raise KeyMissing(session, tenant=tenant, key_id=None, what="body")
         box = _box(key, to_json(record.body), _in_session(session, record))
@@ -155,7 +171,7 @@ class Seals:
     async def _opened(
         self, key: ReceiptKey | str, tenant: str, what: str, key_id: str, sealed: bytes, bound_to: bytes
     ) -> bytes:
-        found = await self._cipher.named(tenant, key_id) if self._cipher is not None else None
+        found = await _answer(self._cipher.named(tenant, key_id), tenant) if self._cipher is not None else None
         if found is None:
             raise KeyMissing(key, tenant=tenant, key_id=key_id, what=what)
         try:

@@ -210,7 +210,9 @@ class Waker:
                 number = self._number(how, orphan, arguments, messages)
                 case.key = self._key(how, run, orphan, copy.deepcopy(arguments), number)
             except Exception as error:  # noqa: BLE001 - a model's arguments may be anything; nothing is known then
-                _log.warning("wake: the key of a call of %s cannot be made: %s", orphan.tool_name, error)
+                # Not its text, which may show the arguments; the report and the session's log have that.
+                kind = type(error).__name__
+                _log.warning("wake: the key of a call of %s cannot be made (%s)", orphan.tool_name, kind)
                 case.why = f"its key cannot be made: {error}"
         return case
 

@@ -155,7 +155,7 @@ def _report(tool: FunctionTool, error: Exception) -> None:
     """What the SDK does about an error that has become a text; its own words on it are not to be had."""
     if (span := get_current_span()) is not None:
         span.set_error(SpanError(message="Error running tool (non-fatal)", data={"tool_name": tool.name}))
-    _log.info("tool %s failed, and the model is told so", tool.name, exc_info=error)
+    _log.info("tool %s failed, and the model is told so (%s)", tool.name, type(error).__name__)
 
 
 def _told(tool: FunctionTool, error: Exception, arguments: str) -> None:

@@ -54,6 +54,7 @@ from natsreceipts.options import CallOptions
 from natsreceipts.reconcile import checked_effects
 from natsreceipts.reported import failure, reported, success
 from natsreceipts.run import current_run, operated
+from natsreceipts.telemetry import fields
 
 if TYPE_CHECKING:
     from natsreceipts.entries import SessionEntry
@@ -225,7 +226,12 @@ class ToolGuard:
 
     async def _told(self, error: BaseException) -> None:
         """The host does not see the error, so that it is said here, and to the operator of the delivery."""
-        _log.warning("the model is told of it, and the turn goes on: %s", error)
+        # Not its text, which has that of the tool's own error in it.
+        key, kind = getattr(error, "key", None), type(error).__name__
+        extra = fields("model_told", key, error)
+        _log.warning(
+            "%s: the model is told of it, and the turn goes on (%s)", getattr(key, "kv_key", key), kind, extra=extra
+        )
         operator = operated.get()
         if operator is not None and isinstance(error, tuple(NEEDS_A_PERSON)):
             await operator(error)

@@ -16,13 +16,17 @@ from natsreceipts import (
     InvalidSetting,
     KeyMissing,
     Landed,
+    NotClaimed,
     NotRecorded,
     PayloadMissing,
     SealBroken,
     Sealed,
     SealedError,
+    Unreachable,
     hmac_digest,
 )
+from natsreceipts.integrations.outcomes import ToolGuard
+from natsreceipts.telemetry import log_events
 
 pytest.importorskip("cryptography")
 from natsreceipts.cipher import Cipher, Key, key_file, new_key
@@ -374,12 +378,71 @@ async def test_keys_may_come_from_a_function(connected, keys):
 
     async with connected(down) as toolkit:
         for n in (1, 2):
-            with pytest.raises(ConnectionError):
+            with pytest.raises(NotClaimed, match="ConnectionError") as raised:
                 await toolkit.run("acme", "r").execute("send", {"n": n} if n > 1 else {}, never)
+            assert isinstance(raised.value.__cause__.__cause__, ConnectionError)
         assert await toolkit.receipts.get(toolkit.run("acme", "r").key("send", {"n": 2})) is None
+        with pytest.raises(Unreachable, match="ConnectionError"):
+            await toolkit.receipts.get(toolkit.run("acme", "r").key("send", {}))
+        with pytest.raises(Unreachable, match="ConnectionError"):
+            await toolkit.sessions.open("acme", "chat", dialect="neutral").append({"role": "user", "content": "hi"})
     async with connected(lambda tenant, key_id: b"x" * 32) as toolkit:
         with pytest.raises(InvalidSetting, match="bytes"):
             await toolkit.run("acme", "r").execute("send", {"n": 3}, never)
+
+
+async def test_a_key_service_that_is_down_is_no_word_of_the_body_around(connected, keys):
+    """A body in which another call cannot be made has had its own effect, whatever kind of error says so."""
+    service = {"up": True}
+
+    def find(tenant, key_id):
+        if not service["up"]:
+            raise ConnectionError("the key service is down")
+        return keys["acme"][0]
+
+    async with connected(find) as toolkit:
+        run = toolkit.run("acme", "r")
+
+        async def outer():
+            service["up"] = False
+            await run.execute("inner", {}, never)
+
+        with pytest.raises(NotClaimed):
+            await run.execute("outer", {}, outer, not_applied=(ConnectionError,))
+        service["up"] = True
+        assert (await toolkit.receipts.get(run.key("outer", {}))).status == "ambiguous"
+
+
+async def test_nothing_that_was_sealed_is_logged(connected, caplog):
+    """Nor what a verifier, or a function that makes a key for wake, says of it."""
+
+    async def fails():
+        raise TimeoutError(f"no answer for {SECRET}")
+
+    def breaks(*_):
+        raise ValueError(f"cannot read {SECRET}")
+
+    with caplog.at_level(logging.DEBUG, "natsreceipts"):
+        async with connected(hooks=[log_events]) as toolkit:
+            await everything(toolkit)
+            run = toolkit.run("acme", "run-1")
+
+            async def verify(_call):
+                breaks()
+
+            with pytest.raises(AmbiguousCall, match=SECRET):
+                await run.execute("doubt", {"to": SECRET}, never, verify=verify)
+            outcome = await ToolGuard(run).call("doubt", {"to": SECRET}, never)
+            assert "unknown" in outcome.text
+            session = toolkit.sessions.open("acme", "chat-2", dialect="neutral")
+            call = {"type": "toolCall", "id": "c1", "name": "send", "arguments": {"to": SECRET}}
+            await session.append({"role": "assistant", "content": [call]}, run="run-1")
+            await session.wake(guarded={"send": breaks})
+    assert "the verifier failed (ValueError)" in caplog.text
+    assert "the model is told" in caplog.text
+    assert "cannot be made (ValueError)" in caplog.text
+    for record in caplog.records:
+        assert SECRET not in record.getMessage() + str(record.__dict__), record
 
 
 async def test_a_plain_digest_is_warned_of(connected, caplog):
