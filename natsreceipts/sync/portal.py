@@ -27,7 +27,8 @@ class Portal:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        # Re-entrant: a signal's handler, or a finalizer, may come and hand something over while its thread does.
+        self._lock = threading.RLock()
         self._closed = False
         self._stop = asyncio.Event()
         # Made here and not in the thread, so that work can be handed to it before it runs.
@@ -76,8 +77,10 @@ class Portal:
 
     def soon(self, fn: Callable[[], object]) -> bool:
         """Have ``fn`` called on the loop, in order. False: the loop has ended, and it never will be."""
+        if self.forked:
+            return False  # before the lock, which a thread may have held that the fork has not
         with self._lock:
-            if self._closed or self.forked:
+            if self._closed:
                 return False
             self._loop.call_soon_threadsafe(fn)
             return True
@@ -110,8 +113,10 @@ class Portal:
 
     def close(self) -> None:
         """End the loop, and whatever is still under way on it; the threads that wait for that are told Unreachable."""
+        if self.forked:
+            return
         with self._lock:
-            if self._closed or self.forked:
+            if self._closed:
                 return
             self._closed = True
             self._loop.call_soon_threadsafe(self._stop.set)

@@ -598,6 +598,24 @@ def test_an_interrupt_while_a_read_is_handed_over_is_raised(run, toolkit, monkey
     assert toolkit.receipts.get(run.key("send", {})) is None
 
 
+def test_a_signal_handler_may_call_while_its_thread_hands_something_over(run, toolkit, monkeypatch):
+    """So may a finalizer, which the garbage collector runs wherever it likes."""
+    hand_over, found = asyncio.SelectorEventLoop.call_soon_threadsafe, []
+
+    def interrupted(self, callback, *args, **kwargs):
+        if threading.current_thread() is thread and not found:
+            found.append("in the handler")
+            found.append(toolkit.receipts.get(run.key("send", {})))
+        return hand_over(self, callback, *args, **kwargs)
+
+    thread = threading.Thread(target=lambda: found.append(run.execute("send", {}, lambda: 1)), daemon=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.SelectorEventLoop, "call_soon_threadsafe", interrupted)
+        thread.start()
+        thread.join(PATIENCE)
+    assert found == ["in the handler", None, 1]
+
+
 def test_a_body_whose_own_loop_is_cancelled_comes_out_so(run, toolkit):
     async def work():
         raise asyncio.CancelledError("mine")
