@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+import threading
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from natsreceipts.decision import Landed, NotLanded, Unknown, Verdict
 from natsreceipts.errors import InvalidSetting, NatsReceiptsError
@@ -14,7 +17,9 @@ if TYPE_CHECKING:
 
     from natsreceipts.identity import ReceiptKey
 
-__all__ = ["Subject", "Undecided", "Verifier", "check_seconds", "settled", "verdict_of"]
+__all__ = ["Subject", "Undecided", "Verifier", "beside", "check_seconds", "settled", "verdict_of"]
+
+_T = TypeVar("_T")
 
 _LOOKS = 5
 """How often is looked within ``settled_after`` seconds after the first look, so that what arrives is seen soon."""
@@ -59,6 +64,39 @@ async def settled(look: Callable[[], Awaitable[Verdict]], settled_after: float |
         await asyncio.sleep(max(began + settled_after * number / _LOOKS - loop.time(), 0.0))
         verdict = await look()
     return verdict
+
+
+async def beside(fn: Callable[[], _T]) -> _T:
+    """What a blocking function returns, in a thread that nobody waits for: one that hangs holds up no program's end.
+
+    (The threads of `asyncio.to_thread` are joined there.) Raises what it raises.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[_T] = loop.create_future()
+    context = copy_context()
+
+    def tell(found: list[_T], error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(found[0])
+
+    def look() -> None:
+        found: list[_T] = []
+        error: BaseException | None = None
+        try:
+            found.append(context.run(fn))
+        except StopIteration as stopped:  # a future takes none
+            error = RuntimeError(f"StopIteration: {stopped}")
+        except BaseException as problem:  # noqa: BLE001 - it is raised where the answer is waited for
+            error = problem
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(tell, found, error)
+
+    threading.Thread(target=look, name="natsreceipts.verifiers", daemon=True).start()
+    return await answer
 
 
 def verdict_of(found: object) -> Verdict:

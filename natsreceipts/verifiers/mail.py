@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from natsreceipts.decision import Landed, NotLanded, Verdict
 from natsreceipts.errors import InvalidSetting
-from natsreceipts.verifiers.looking import Subject, Undecided, Verifier, check_seconds, settled
+from natsreceipts.verifiers.looking import Subject, Undecided, Verifier, beside, check_seconds, settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,6 +66,7 @@ def imap_message(
     *,
     mailboxes: Sequence[str] = ("Sent",),
     settled_after: float | None,
+    timeout: float = 30.0,
 ) -> Verifier:
     """A verifier that searches mailboxes for the mail that the call sends; `Landed` with its Message-ID.
 
@@ -76,10 +77,12 @@ def imap_message(
     Not found is `NotLanded` once it was not there for ``settled_after`` seconds, and only a mailbox into which the
     *server* puts a copy of everything that it sends can be believed in that. Where the tool itself files the copy after
     it has sent the mail, it may have died in between: settled_after=None, so that absence proves nothing. What the
-    server refuses, and what it does not answer, raises `Undecided`. Raises InvalidSetting.
+    server refuses, and what it does not answer within ``timeout`` seconds of one look, in all, raises `Undecided`.
+    Raises InvalidSetting.
     """
     if settled_after is not None:
         check_seconds("settled_after", settled_after)
+    check_seconds("timeout", timeout, zero=False)
     if isinstance(mailboxes, str) or not mailboxes or not all(_plain(name) for name in mailboxes):
         raise InvalidSetting(f"mailboxes={mailboxes!r}: use a list of names, as the server writes them, in ASCII")
     quoted = [_quoted(name) for name in mailboxes]
@@ -91,7 +94,8 @@ def imap_message(
 
         async def look() -> Verdict:
             try:
-                found = await asyncio.to_thread(_found, connect, quoted, wanted)
+                async with asyncio.timeout(timeout):
+                    found = await beside(lambda: _found(connect, quoted, wanted))
             except (imaplib.IMAP4.error, OSError) as error:
                 raise Undecided(f"the mailbox could not be searched: {type(error).__name__}: {error}") from error
             return Landed(wanted) if found else NotLanded()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from natsreceipts.decision import NotLanded, Verdict
 from natsreceipts.errors import InvalidSetting
-from natsreceipts.verifiers.looking import Subject, Undecided, Verifier, check_seconds, settled, verdict_of
+from natsreceipts.verifiers.looking import Subject, Undecided, Verifier, beside, check_seconds, settled, verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -45,7 +45,7 @@ def dbapi(connect: Callable[[], _Connection]) -> Callable[[str, str], Coroutine[
             connection.close()
 
     async def fetch(statement: str, key: str) -> Any:
-        return await asyncio.to_thread(one, statement, key)
+        return await beside(lambda: one(statement, key))
 
     return fetch
 

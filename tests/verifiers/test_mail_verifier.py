@@ -52,6 +52,45 @@ async def test_nobody_there_says_nothing():
         await verify(Call())
 
 
+HANGS = """
+import imaplib, socket, sys
+from natsreceipts import sync
+from natsreceipts.verifiers import dbapi, imap_message, message_id, sql_row
+silent = socket.create_server(("127.0.0.1", 0))
+mail = imap_message(
+    lambda: imaplib.IMAP4(*silent.getsockname()), lambda call: message_id(call, "example.com"),
+    settled_after=0, timeout=0.2,
+)
+row = sql_row(
+    dbapi(lambda: silent.accept()[0].recv(1) or silent.accept()[0].recv(1)), table="t", key_column="k", columns=["c"],
+    placeholder="?", settled_after=0, timeout=0.2,
+)
+def dies():
+    raise ValueError("died")
+with sync.connect(sys.argv[1], namespace=sys.argv[2], provision=True) as toolkit:
+    run = toolkit.run("acme", "run-1")
+    for verify in (None, mail, row):
+        try:
+            run.execute("send", {}, dies, verify=verify)
+        except Exception as error:
+            print(type(error).__name__, "TimeoutError" in str(error), flush=True)
+"""
+
+
+async def test_what_hangs_holds_up_neither_the_call_nor_the_end_of_the_program(server, namespace):
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", HANGS, server.url, namespace), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(60):
+            out, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+    assert out.decode().splitlines() == ["ValueError False", "AmbiguousCall True", "AmbiguousCall True"]
+
+
 @pytest.fixture(scope="module")
 def mail_server():
     """The port of an IMAP server with an account of (demouser, demopass)."""
