@@ -419,9 +419,10 @@ class KeyMissing(SealedError):
         if key_id is None:
             says = f"tenant {tenant!r} has no key to seal with, so nothing was written: give it one"
         else:
+            is_sealed = "are sealed" if what == "arguments" else "is sealed"
             says = (
-                f"its {what} is sealed with key {key_id!r} of tenant {tenant!r}, which is not to be had here: connect "
-                f"with a cipher that has it. If that key was deleted, so was this"
+                f"its {what} {is_sealed} with key {key_id!r} of tenant {tenant!r}, which is not to be had here: "
+                f"connect with a cipher that has it. If that key was deleted, so was this"
             )
         super().__init__(key, says, tenant=tenant, key_id=key_id, what=what)
 
@@ -430,9 +431,10 @@ class SealBroken(SealedError):
     """The key of that id does not open it: it is another key, or what is sealed was changed or put in another place."""
 
     def __init__(self, key: ReceiptKey | str, *, tenant: str, key_id: str, what: str) -> None:
+        does = "do" if what == "arguments" else "does"
         super().__init__(
             key,
-            f"its {what} does not open with key {key_id!r} of tenant {tenant!r}: that is not the key it was sealed "
+            f"its {what} {does} not open with key {key_id!r} of tenant {tenant!r}: that is not the key it was sealed "
             f"with, or somebody has changed it or put it in another place; it is not executed again",
             tenant=tenant,
             key_id=key_id,

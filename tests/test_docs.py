@@ -113,7 +113,7 @@ def test_every_event_is_listed():
         for name in get_args(kind):
             assert f"`{name}`" in page
     logged = set(re.findall(r"^\| `([a-z_]+)` \| (?:DEBUG|INFO|WARNING|ERROR)", page, re.MULTILINE))
-    source = "".join(path.read_text(encoding="utf-8") for path in (DOCS.parent / "natsreceipts").glob("*.py"))
+    source = "".join(path.read_text(encoding="utf-8") for path in (DOCS.parent / "natsreceipts").rglob("*.py"))
     assert logged == set(re.findall(r"fields\(\s*\"(\w+)\"", source))
 
 
