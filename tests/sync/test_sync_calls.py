@@ -600,7 +600,7 @@ def test_an_interrupt_while_a_read_is_handed_over_is_raised(run, toolkit, monkey
 
 def test_a_signal_handler_may_call_while_its_thread_hands_something_over(run, toolkit, monkeypatch):
     """So may a finalizer, which the garbage collector runs wherever it likes."""
-    hand_over, found = asyncio.SelectorEventLoop.call_soon_threadsafe, []
+    hand_over, found = asyncio.BaseEventLoop.call_soon_threadsafe, []
 
     def interrupted(self, callback, *args, **kwargs):
         if threading.current_thread() is thread and not found:
@@ -610,7 +610,7 @@ def test_a_signal_handler_may_call_while_its_thread_hands_something_over(run, to
 
     thread = threading.Thread(target=lambda: found.append(run.execute("send", {}, lambda: 1)), daemon=True)
     with monkeypatch.context() as patch:
-        patch.setattr(asyncio.SelectorEventLoop, "call_soon_threadsafe", interrupted)
+        patch.setattr(asyncio.BaseEventLoop, "call_soon_threadsafe", interrupted)
         thread.start()
         thread.join(PATIENCE)
     assert found == ["in the handler", None, 1]
