@@ -18,6 +18,7 @@ from pydantic_ai.exceptions import (
     ApprovalRequired,
     CallDeferred,
     ModelRetry,
+    RunCancelled,
     SkipToolExecution,
     ToolFailed,
     ToolFailedError,
@@ -93,24 +94,31 @@ class GuardedTools(AbstractCapability[Any]):
         """Execute the tool once for this call. Raises ToolFailed where the model is to be told something else."""
         name = call.tool_name
         declared = (tool_def.metadata or {}).get(EFFECT)
-        opaque = self.guard.effect_of(name, declared) is Effect.OPAQUE
+        effect = self.guard.effect_of(name, declared)
+        opaque, read = effect is Effect.OPAQUE, effect is Effect.READ
 
         async def body() -> Any:
-            returned = watch()
+            seen = watch()
             try:
                 return plain_result(await handler(args))
             except _CONTROL_FLOW as signal:
-                if name in returned:  # a hook has rejected the result, and the tool had its effect
+                if name in seen.returned:  # a hook has rejected the result, and the tool had its effect
                     raise CallFailed(str(signal) or f"the result was rejected: {type(signal).__name__}") from signal
+                if not read and name in seen.in_doubt:
+                    raise seen.in_doubt[name] from signal
                 raise
             except (ToolFailed, ToolFailedError) as failed:
                 raise CallFailed(str(failed)) from failed
             except UnexpectedModelBehavior as error:
                 if isinstance(error.__cause__, ModelRetry):  # it has asked for one retry too many
+                    if not read and name in seen.in_doubt:
+                        raise seen.in_doubt[name] from error
                     raise NotCarriedOut(error) from error
                 raise
-            except ValidationError as error:
-                if opaque:  # its own: the arguments were validated before. The model would be asked to try again.
+            except (RunCancelled, ValidationError) as error:
+                # Its own: that of an agent that it ran, or of what it read, since the arguments were validated before.
+                # The model would be told that the call failed, or be asked to try again.
+                if opaque:
                     raise CallRaised(str(error), error) from error
                 raise
 

@@ -12,9 +12,15 @@ from support import toolkit_of
 
 framework("pydantic_ai")
 
-from pydantic_ai import Agent, ModelRetry, ToolReturn  # noqa: E402
+from pydantic_ai import Agent, ModelRetry, Tool, ToolReturn  # noqa: E402
 from pydantic_ai.capabilities import AbstractCapability  # noqa: E402
-from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailed, UnexpectedModelBehavior  # noqa: E402
+from pydantic_ai.exceptions import (  # noqa: E402
+    ApprovalRequired,
+    CallDeferred,
+    RunCancelled,
+    ToolFailed,
+    UnexpectedModelBehavior,
+)
 from pydantic_ai.messages import (  # noqa: E402
     BinaryContent,
     ModelRequest,
@@ -402,3 +408,73 @@ async def test_a_hook_that_rejects_the_result_does_not_have_it_done_again(run):
     for _ in range(2):
         assert (await agent.run("go")).output == "done"
     assert tool.sent == ["ann"]
+
+
+async def never(to):
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+async def test_a_tool_whose_time_is_over_is_not_done_again(run, toolkit, retries):
+    """Pydantic AI asks for a retry in the tool's stead, which is not the tool's word that it has done nothing."""
+    sent = []
+
+    async def send(to: str) -> str:
+        sent.append(to)
+        return await never(to)
+
+    tool = Tool(send, timeout=0.2)
+    for _ in range(2):
+        result = await agent_of(scripted([SEND], [SEND]), tool, run=run, retries=retries).run("go")
+        assert all("outcome of this call of send is unknown" in each.content for each in returns(result))
+    assert sent == ["ann"]
+    assert (await toolkit.receipts.get(run.key("send", {"to": "ann"}))).status == "ambiguous"
+
+
+async def test_a_read_whose_time_is_over_is_asked_again(run):
+    asked = []
+
+    async def search(to: str) -> str:
+        asked.append(to)
+        return "found" if len(asked) > 1 else await never(to)
+
+    call = ("search", {"to": "ann"})
+    tool = Tool(search, timeout=0.2)
+    result = await agent_of(scripted([call], [call]), tool, run=run, effects={"search": "read"}, retries=3).run("go")
+    assert [each.content for each in returns(result)][-1] == "found"
+
+
+async def test_an_agent_in_a_tool_that_was_cancelled_leaves_its_call_in_doubt(run):
+    tool = Sender(RunCancelled("stopped"))
+    result = await agent_of(scripted([SEND], [SEND]), tool.send, run=run).run("go")
+    assert all("outcome of this call of send is unknown" in each.content for each in returns(result))
+    assert tool.sent == ["ann"]
+
+
+@pytest.mark.parametrize("behavior", ["retry", "failed"])
+@pytest.mark.parametrize("heard", [False, True])
+async def test_a_tool_of_an_mcp_server_is_not_done_again(run, heard, behavior):
+    pytest.importorskip("fastmcp")
+    from fastmcp import Client, FastMCP
+    from mcp.shared.exceptions import MCPError
+    from pydantic_ai.mcp import MCPToolset
+
+    server, sent = FastMCP("mail"), []
+
+    @server.tool
+    async def send(to: str) -> str:
+        sent.append(to)
+        raise ConnectionError("cut off")
+
+    class Waiting(Client):
+        async def call_tool(self, **request):
+            answer = await super().call_tool(**request)
+            if heard:
+                return answer
+            raise MCPError(-32000, "Request 'tools/call' timed out")
+
+    tools = MCPToolset(Waiting(server), tool_error_behavior=behavior)
+    result = await agent_of(scripted([SEND], [SEND]), run=run, toolsets=[tools], retries=3).run("go")
+    said = "cut off" if heard else "outcome of this call of send is unknown"
+    assert [said in each.content for each in returns(result)] == [True, True]
+    assert sent == ["ann"]
