@@ -6,17 +6,23 @@
 from __future__ import annotations
 
 import functools
+import inspect
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.tools import BaseTool, StructuredTool
 from langchain_core.tools.simple import Tool
+from pydantic import ValidationError
+from pydantic.v1 import ValidationError as ValidationErrorV1
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from langgraph.prebuilt.tool_node import ToolCallRequest
 
 __all__ = ["Watch"]
+
+_VALIDATION = (ValidationError, ValidationErrorV1)
 
 _INVOKED = ("ainvoke", "invoke", "arun", "run")
 
@@ -52,12 +58,32 @@ class Watch:
         return request.override(tool=tool)
 
     def _entering(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.iscoroutinefunction(run):
+
+            @functools.wraps(run)
+            async def aenter(*args: Any, **kwargs: Any) -> Any:
+                self._entered = True
+                with self._noting():
+                    return await run(*args, **kwargs)
+
+            return aenter
+
         @functools.wraps(run)
         def enter(*args: Any, **kwargs: Any) -> Any:
             self._entered = True
-            return run(*args, **kwargs)
+            with self._noting():
+                return run(*args, **kwargs)
 
         return enter
+
+    @contextmanager
+    def _noting(self) -> Generator[None, None, None]:
+        """A ValidationError of the tool's own is turned into a text as if the arguments had been refused."""
+        try:
+            yield
+        except _VALIDATION as error:
+            self._error = error
+            raise
 
     @property
     def invoked(self) -> bool:
@@ -66,7 +92,7 @@ class Watch:
 
     @property
     def error(self) -> BaseException | None:
-        """What the tool raised when it was invoked last."""
+        """What the tool raised when it was invoked last, or what was raised in it and taken for a refusal."""
         return self._error
 
     @property

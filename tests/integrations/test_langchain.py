@@ -282,14 +282,21 @@ async def test_commands_and_artifacts_come_back_for_this_call(run):
     assert done == ["a", "b"]
 
 
-async def test_a_tool_that_is_told_its_arguments_are_wrong_by_itself(run):
+@pytest.mark.parametrize("handled", [False, True])
+@pytest.mark.parametrize("sync", [False, True])
+async def test_a_tool_that_is_told_its_arguments_are_wrong_by_itself(run, handled, sync):
     """A ValidationError of the tool's own: it was entered, so that nobody knows."""
 
-    @tool
-    async def send(to: str) -> str:
+    def sends(to: str) -> str:
         """Send a mail."""
         return str(Answer.model_validate({"id": to}).id)
 
+    async def asends(to: str) -> str:
+        """Send a mail."""
+        return sends(to)
+
+    send = tool("send")(sends if sync else asends)
+    send.handle_validation_error = handled
     graph = graph_of(GuardedTools(run).tool_node([send]))
     (told,) = results((await graph.ainvoke({"messages": [calling(SEND)]}))["messages"])
     assert "outcome of this call of send is unknown" in told.content
