@@ -75,8 +75,12 @@ class ReceiptsMiddleware(Middleware):
                 result = await call_next(context)
             except Exception as error:
                 cause = error.__cause__
-                if isinstance(error, ValidationError | NotFoundError):
+                if isinstance(error, NotFoundError) or (
+                    isinstance(error, ValidationError) and _is_of_the_server(error)
+                ):
                     raise Unfinished(error) from error
+                if isinstance(error, ValidationError):
+                    return told(str(error))
                 if not isinstance(error, ToolError):
                     raise
                 if isinstance(cause, Exception) and str(error).startswith(_WRAPPERS):
@@ -100,6 +104,14 @@ class ReceiptsMiddleware(Middleware):
 
 _WRAPPERS = ("Error calling tool ", "Rate limited by upstream API", "Upstream request timed out")
 """How FastMCP's words begin about what a tool did not foresee. A ``ToolError`` of the tool's own has its own words."""
+
+
+def _is_of_the_server(error: ValidationError) -> bool:
+    """Whether FastMCP refused the arguments, so that the tool was not entered, and not the tool itself."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("fastmcp.")
 
 
 def _on_the_wire(result: ToolResult) -> CallToolResult:

@@ -36,6 +36,7 @@ from natsreceipts.integrations.mcp_calls import effect_hinted
 try:
     import fastmcp
     from fastmcp.exceptions import ToolError as FastToolError
+    from fastmcp.exceptions import ValidationError as FastValidationError
 
     from natsreceipts.integrations.fastmcp import ReceiptsMiddleware
 except ImportError:
@@ -257,6 +258,20 @@ async def test_an_exception_leaves_the_call_ambiguous(desk):
     text, is_error, _ = await desk.call(server)
     assert (is_error, tries) == (True, ["ann"])
     assert "outcome of this call of send is unknown" in text
+
+
+@pytest.mark.skipif(fastmcp is None, reason="needs fastmcp")
+async def test_an_error_by_which_fastmcp_refuses_arguments_is_a_failure_where_the_tool_raises_it(toolkit):
+    desk = Desk(toolkit, "fastmcp")
+
+    async def send(to: str) -> str:
+        desk.mails.append(to)
+        raise FastValidationError("the answer makes no sense")
+
+    server = desk.server(send)
+    assert await desk.call(server) == ("the answer makes no sense", True, False)
+    assert await desk.call(server) == ("the answer makes no sense", True, True)
+    assert desk.mails == ["ann"]
 
 
 async def test_on_unknown_raise(desk):
