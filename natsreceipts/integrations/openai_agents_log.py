@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from natsreceipts.entries import SessionEntry
 
-__all__ = ["DIALECT", "GUARDED", "OWN", "Item", "calls_in", "same", "turn_of"]
+__all__ = ["DIALECT", "GUARDED", "OWN", "Item", "answer_in", "calls_in", "same", "turn_of"]
 
 DIALECT: Final = "openai-responses"
 
@@ -32,6 +32,17 @@ def calls_in(item: Item) -> list[Made]:
         Made(call.id, call.name, call.raw if call.arguments is None else call.arguments)
         for call in tool_calls_of(item, dialect=DIALECT)
     ]
+
+
+def answer_in(item: Item) -> str | None:
+    """The text of an answer of the model's; None for any other item."""
+    if item.get("role") != "assistant" or item.get("type", "message") != "message":
+        return None
+    content = item.get("content")
+    if isinstance(content, str):
+        return content
+    parts = cast("list[Item]", content if isinstance(content, list) else [])
+    return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
 
 
 def turn_of(entries: Iterable[SessionEntry], call_id: str) -> list[Step]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from natsreceipts.dialects.base import OWN_FIELD
 from natsreceipts.errors import InvalidSetting
-from natsreceipts.integrations.openai_agents_log import DIALECT, GUARDED, OWN, Item, calls_in, same, turn_of
+from natsreceipts.integrations.openai_agents_log import DIALECT, GUARDED, OWN, Item, answer_in, calls_in, same, turn_of
 from natsreceipts.numbering import Step, call_number, distinct_of
 from natsreceipts.transcript import view_of
 
@@ -110,6 +110,18 @@ class NatsSession:
         await self.log.branch(None)
 
     # ------------------------------------------------------------------ for `Turn`
+
+    async def begun(self, said: list[Item], *, turn: str) -> str | None:
+        """Write down what a turn begins with, once; where the turn has ended, return the text that it ended with."""
+        await self.get_items()
+        loaded = await self.log.load()
+        known = {entry.id for entry in loaded.all_entries}
+        names = [f"{turn}/{number}" if number else turn for number in range(len(said))]
+        if names[-1] not in known:
+            for name, item in zip(names, said, strict=True):
+                await self.log.append(item, entry_id=name)
+            return None
+        return answer_in(loaded.messages[-1]) if loaded.messages else None
 
     async def answered(self, items: list[Item], *, run: Run) -> None:
         """Write down an answer of the model that calls tools, before they are executed."""

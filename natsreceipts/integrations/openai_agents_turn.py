@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from agents import Agent, ModelResponse, RunContextWrapper
+    from agents.items import TResponseInputItem
 
     from natsreceipts.integrations.openai_agents_session import NatsSession
     from natsreceipts.run import Run
@@ -51,6 +52,22 @@ class Turn(RunHooks[Any]):
         await self.run.__aexit__(kind, error, traceback)
         if isinstance(error, UserError) and isinstance(error.__cause__, NatsReceiptsError):
             raise error.__cause__
+
+    async def begin(self, said: str | list[TResponseInputItem], *, turn: str) -> str | None:
+        """Begin a turn of the session, or go on with it: ``Runner.run(agent, [], session=…, hooks=…)`` comes next.
+
+        ``said``: what the user said, a text or input items. It is in the log once, under the name ``turn``: that of the
+        job that brought it, say, which a redelivery repeats. Returns None; or, where the log ends with the model's
+        answer, its text: the model is not to be asked again then.
+
+        Raises InvalidSetting without a session or anything said, and what ``get_items`` and `SessionLog.append` do.
+        """
+        if self.session is None:
+            raise InvalidSetting("a turn is begun in a session: use Turn(run, session)")
+        items = cast("list[dict[str, Any]]", [{"role": "user", "content": said}] if isinstance(said, str) else said)
+        if not items:
+            raise InvalidSetting("nothing was said that a turn could begin with")
+        return await self.session.begun(items, turn=turn)
 
     async def on_llm_end(self, context: RunContextWrapper[Any], agent: Agent[Any], response: ModelResponse) -> None:
         """Note the calls of an answer, and write it down before they are made. Raises what `SessionLog.append` does."""

@@ -8,7 +8,7 @@ pytest.importorskip("agents")
 
 from agents import Agent, Runner, SQLiteSession, function_tool
 from agents.memory import Session, SessionSettings
-from openai_script import QUIET, calls, in_order, outputs, says
+from openai_script import QUIET, Script, calls, in_order, outputs, says
 
 import natsreceipts
 from natsreceipts import InvalidSetting, SessionBusy, SessionConflict
@@ -162,6 +162,61 @@ async def test_a_tool_that_leaves_no_receipt(desk, effect):
     await desk.cut_off(("look", {"at": "ann"}, "a"))
     told = outputs(await desk.opened().get_items())["a"]
     assert "never started" not in told
+
+
+async def begun(desk, said, *answers, turn):
+    """A turn as the docs begin it, and as another worker would: what it came to, and the model."""
+    session = desk.opened()
+    model = in_order(*answers, says("done"))
+    agent = Agent(name="a", model=model, tools=[desk.tool])
+    async with Turn(desk.toolkit.run("acme", turn), session) as hooks:
+        output = await hooks.begin(said, turn=turn)
+        if output is None:
+            output = (await Runner.run(agent, [], session=session, hooks=hooks, run_config=QUIET)).final_output
+    return output, model
+
+
+async def test_a_turn_that_has_ended_does_not_ask_the_model_again(desk):
+    mail = calls(("send", {"to": "ann"}))
+    output, model = await begun(desk, "Go.", mail, says("gone"), turn="job-1")
+    assert (output, len(model.inputs), desk.mails) == ("gone", 2, ["ann"])
+    output, model = await begun(desk, "Go.", mail, turn="job-1")
+    assert (output, model.inputs, desk.mails) == ("gone", [], ["ann"])
+
+
+async def test_the_same_words_in_another_turn_are_said_again(desk):
+    for turn in ("job-1", "job-2"):
+        _, model = await begun(desk, "Go.", calls(("send", {"to": "ann"})), turn=turn)
+    assert kinds(model.inputs[0]) == ["user", "function_call", "function_call_output", "assistant", "user"]
+    assert desk.mails == ["ann", "ann"]
+
+
+async def test_a_turn_that_was_begun_goes_on_and_says_nothing_twice(desk):
+    said = [{"role": "user", "content": "Go."}, {"role": "user", "content": "Now."}]
+    await desk.session.log.append(said[0], entry_id="job-1")  # a worker that died between the two
+    mail = calls(("send", {"to": "ann"}))
+    session, left = desk.opened(), iter([mail])
+
+    def answer(items):
+        if (made := next(left, None)) is None:
+            raise ConnectionError("the model is away")
+        return made
+
+    agent = Agent(name="a", model=Script(answer), tools=[desk.tool])
+    with pytest.raises(ConnectionError):
+        async with Turn(desk.toolkit.run("acme", "job-1"), session) as hooks:
+            assert await hooks.begin(said, turn="job-1") is None
+            await Runner.run(agent, [], session=session, hooks=hooks, run_config=QUIET)
+    output, model = await begun(desk, said, turn="job-1")
+    assert kinds(model.inputs[0]) == ["user", "user", "function_call", "function_call_output"]
+    assert (output, desk.mails) == ("done", ["ann"])
+
+
+async def test_what_cannot_begin_a_turn(desk):
+    for session, said in ((None, "Go."), (desk.session, [])):
+        async with Turn(desk.run, session) as hooks:
+            with pytest.raises(InvalidSetting):
+                await hooks.begin(said, turn="job-1")
 
 
 async def test_another_worker_is_at_it(desk):

@@ -37,6 +37,7 @@ async def openai_agents(toolkit: Toolkit, tool: FunctionTool, run: Run) -> None:
     agent = Agent[Any](name="a", tools=[guarded(tool)])
     async with Turn(run, session) as hooks:
         assert_type(hooks, Turn)
+        assert_type(await hooks.begin("hi", turn="job-17"), str | None)
         await Runner.run(agent, "hi", session=as_theirs, hooks=hooks)
 
 
