@@ -334,6 +334,8 @@ class Waker:
         blocked = Blocked(seen, Ambiguous("its lease is over"), Effect.OPAQUE)
         try:
             judged = await self._attempts.condemn(evidence.attempt, blocked)
+        except (ReceiptErased, CorruptRecord, UnsupportedRecord):
+            raise Moved from None  # it was deleted, or written over, since it was looked at
         except NotClaimed as failure:
             cause = failure.__cause__
             raise Unreachable(
@@ -384,9 +386,12 @@ class Waker:
         if self._dry_run:
             return
         token = evidence.cases[0].site.entry.token
-        revision = await withdraw(
-            self._bucket, evidence.key, evidence.seen, token=token, position=position, pace=self._pace()
-        )
+        try:
+            revision = await withdraw(
+                self._bucket, evidence.key, evidence.seen, token=token, position=position, pace=self._pace()
+            )
+        except (CorruptRecord, UnsupportedRecord):
+            raise Moved from None  # it was written over while that was in doubt
         if revision is None:
             raise Moved
         evidence.revision = revision

@@ -17,6 +17,7 @@ from session_support import subject_of
 from support import Effect, bucket_of, newest, put, revisions, toolkit_of
 
 from natsreceipts import CallWithdrawn, NotApplied, ReceiptErased, SessionBusy, SessionConflict
+from natsreceipts.attempts import Attempts
 from natsreceipts.testing import FaultProxy
 
 NEVER, UNKNOWN = "interrupted_never_started", "interrupted_outcome_unknown"
@@ -352,6 +353,26 @@ async def test_a_receipt_that_moves_while_it_is_judged(desk, nc, namespace, othe
     await put(nc, namespace, host.key("send", ARGS), settled, last=renewed)
     (recovered,) = (await waking).recovered
     assert recovered.text == "landed"
+
+
+@pytest.mark.parametrize(
+    ("value", "headers", "said"), [(b"", {"KV-Operation": "DEL"}, "erased"), (b"x", None, "unreadable")]
+)
+async def test_a_receipt_that_is_taken_away_while_it_is_judged(desk, nc, namespace, monkeypatch, value, headers, said):
+    """Between the two looks: what stands there then counts, and it is no error of the wake."""
+    desk = desk()
+    await desk.asks(("t1", "send", ARGS))
+    await desk.stands("send", ARGS, "running", leaseMs=600)
+    await asyncio.sleep(1.0)  # its lease is over, so that it is judged at once, by two looks that are 0.2 s apart
+    condemn = Attempts.condemn
+
+    async def condemned(self, attempt, blocked):
+        await put(nc, namespace, attempt.kv_key, value, headers=headers)
+        return await condemn(self, attempt, blocked)
+
+    monkeypatch.setattr(Attempts, "condemn", condemned)
+    (recovered,) = (await _patiently(desk)).recovered
+    assert (recovered.error_kind, recovered.said) == (UNKNOWN, said)
 
 
 async def _patiently(desk, *, most=10.0, **options):
