@@ -640,7 +640,7 @@ def signature_of(fn):
         (sync.NoticeBoard, natsreceipts.NoticeBoard, set()),
         (sync.Sessions, natsreceipts.Sessions, set()),
         (sync.SessionLog, natsreceipts.SessionLog, {"store"}),
-        (sync.Run, natsreceipts.Run, {"options"}),
+        (sync.Run, natsreceipts.Run, set()),
         (sync.Toolkit, natsreceipts.Toolkit, {"close", "delivery"}),
         (sync.Call, natsreceipts.Call, {"in_thread", "beside", "start_heartbeat"}),
     ],
