@@ -139,25 +139,36 @@ class Cluster:
         return [node.url for node in self.nodes]
 
     async def __aenter__(self) -> Self:
-        try:
-            executable = await _find_executable(None, 30.0)
-            self.nodes = [Node(f"n{n}", self.folder / f"node-{n}", executable) for n in range(3)]
-            for one in self.nodes:
-                self.proxies.append(await self._stack.enter_async_context(FaultProxy(HOST, one.port)))
-                for other in self.nodes:
-                    if other is not one:
-                        wire = await self._stack.enter_async_context(Wire(other.route))
-                        self.wires[one.name, other.name] = wire
-                        one.routes.append(wire.port)
-            self._stack.push_async_callback(self._end)
-            self._make_small_disk(self.nodes[2])
-            for node in self.nodes:
-                node.start()
-            await self.healthy()
-        except BaseException:
-            await self._stack.aclose()
-            raise
+        executable = await _find_executable(None, 30.0)
+        for again in (True, True, False):
+            try:
+                await self._start(executable)
+            except TimeoutError:  # somebody took a port of theirs, or they do not find each other
+                await self._stack.aclose()
+                if not again:
+                    raise
+            except BaseException:
+                await self._stack.aclose()
+                raise
+            else:
+                break
         return self
+
+    async def _start(self, executable: str) -> None:
+        self.nodes = [Node(f"n{n}", self.folder / f"node-{n}", executable) for n in range(3)]
+        self.proxies.clear()
+        for one in self.nodes:
+            self.proxies.append(await self._stack.enter_async_context(FaultProxy(HOST, one.port)))
+            for other in self.nodes:
+                if other is not one:
+                    wire = await self._stack.enter_async_context(Wire(other.route))
+                    self.wires[one.name, other.name] = wire
+                    one.routes.append(wire.port)
+        self._stack.push_async_callback(self._end)
+        self._make_small_disk(self.nodes[2])
+        for node in self.nodes:
+            node.start()
+        await self.healthy(timeout=60.0)
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
@@ -172,7 +183,7 @@ class Cluster:
                 shutil.rmtree(node.folder, ignore_errors=True)
 
     def _make_small_disk(self, node: Node) -> None:
-        node.folder.mkdir()
+        node.folder.mkdir(exist_ok=True)
         mount = ["mount", "-t", "tmpfs", "-o", f"size={_SMALL_DISK}", "tmpfs", str(node.folder)]
         with contextlib.suppress(FileNotFoundError):
             node.small_disk = subprocess.run(mount, check=False, capture_output=True).returncode == 0
