@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 
@@ -47,8 +48,14 @@ async def pydantic_ai_session(url, folder, die="", twice=False):
     agent = _pydantic_agent(folder, die, twice, [])
     async with natsreceipts.connect(url, provision=True, lease=LEASE) as toolkit:
         session = toolkit.sessions.open("acme", "chat", dialect="pydantic-ai")
-        async with toolkit.run("acme", "order-42"):
-            result = await run_turn(agent, "Tell Ann.", session=session, turn="job-1")
+        while True:
+            try:
+                async with toolkit.run("acme", "order-42"):
+                    result = await run_turn(agent, "Tell Ann.", session=session, turn="job-1")
+            except natsreceipts.SessionBusy as busy:  # its lease is not over yet: a delivery would come back
+                await asyncio.sleep(busy.retry_after)
+            else:
+                break
         noted(folder, _returned(result), result.output)
 
 
