@@ -228,8 +228,8 @@ class World:
         """Somebody deletes the first receipt by hand."""
         self.note(f"   somebody: {what} of {kv_key(0)}")
         self.receipts.erase(kv_key(0), purge=what == "purge")
-        if what == "purge":
-            self.judge.purged(kv_key(0))
+        if all(entry.erased for entry in self.receipts.kept(kv_key(0), self.receipts.seq)):
+            self.judge.purged(kv_key(0))  # also by markers, where a history shorter than is allowed holds no more
         self.receipts.sign(kv_key(0))
 
     def quiet(self) -> None:
