@@ -304,7 +304,9 @@ class Judge:
         """A step of a resumable effect is executed."""
         if self._world.replaced:
             return
-        earlier = [record for at, record in self.chains[asked.key] if at < claimed]
+        # What a person settled as not applied after it had been deleted by hand begins anew, without the steps.
+        since = self._erased.get(asked.key, 0)
+        earlier = [record for at, record in self.chains[asked.key] if since < at < claimed]
         if any(name in (record.steps or {}) for record in earlier):
             self._world.fail(f"{asked.process.name} executes step {name} again, which is on record")
 
