@@ -23,6 +23,7 @@ from nats.aio.client import Client
 
 from natsreceipts._jetstream.servers import without_secrets
 from natsreceipts._jetstream.tls import check_tls
+from natsreceipts.background import stopped
 from natsreceipts.errors import InvalidSetting, PermissionDenied, Unreachable
 
 if TYPE_CHECKING:
@@ -422,9 +423,7 @@ async def _reconnecting_ended(client: Client) -> None:
     task: asyncio.Task[None] | None = getattr(client, "_reconnection_task", None)
     if task is None or task.done():
         return
-    while not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=0.1)
+    await stopped(task, again=0.1)
     transport: Transport | None = getattr(client, "_transport", None)
     if transport is not None:  # it may have been let in meanwhile
         transport.close()
